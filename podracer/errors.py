@@ -1,0 +1,70 @@
+"""Mistakes that a user can make and mend: one line each, never a traceback."""
+
+from __future__ import annotations
+
+import difflib
+import math
+from collections.abc import Iterable
+from typing import Any
+
+
+class UserError(ValueError):
+    """Something the user gave cannot work.
+
+    The command line prints the message as one line on stderr and exits with status 2; from Python it is an
+    ordinary exception. The message says what was got, what was expected and what to do about it.
+    """
+
+
+def closest(name: str, options: Iterable[str]) -> str:
+    """`" Did you mean 'x'?"` where an option resembles `name`, else an empty string."""
+    found = difflib.get_close_matches(name.lower(), {option.lower(): option for option in options}, n=1, cutoff=0.5)
+    by_lower = {option.lower(): option for option in options}
+    return f" Did you mean '{by_lower[found[0]]}'?" if found else ""
+
+
+def unknown(what: str, name: str, options: Iterable[str], do: str) -> UserError:
+    """The error for a name that is not one of `options`; `do` says how to see or add more."""
+    options = sorted(options)
+    return UserError(f"unknown {what} '{name}'.{closest(name, options)} {do}")
+
+
+def check_number(
+    name: str,
+    value: Any,
+    *,
+    minimum: float | None = None,
+    maximum: float | None = None,
+    exclusive: bool = False,
+) -> None:
+    """Refuse NaN, infinities and values out of `[minimum, maximum]`, naming the field.
+
+    Values that are not Python numbers (a traced array in a sweep) pass: they were checked before tracing.
+
+    Raises:
+      UserError: the value is not usable.
+    """
+    if not isinstance(value, int | float):
+        return
+    wanted = []
+    if minimum is not None:
+        wanted.append(f"{'>' if exclusive else '>='} {minimum:g}")
+    if maximum is not None:
+        wanted.append(f"<= {maximum:g}")
+    low_ok = minimum is None or (value > minimum if exclusive else value >= minimum)
+    high_ok = maximum is None or value <= maximum
+    if not math.isfinite(value) or not (low_ok and high_ok):
+        raise UserError(f"{name} is {value:g}; expected a finite number {' and '.join(wanted)}. Change {name}.")
+
+
+def check_divides(name: str, value: int, by_name: str, by: int) -> None:
+    """Refuse sizes that do not divide, naming both fields.
+
+    Raises:
+      UserError: `by` does not divide `value`.
+    """
+    if by < 1 or value % by:
+        raise UserError(
+            f"{name} = {value} does not divide into {by_name} = {by} equal parts. "
+            f"Choose a {name} that is a multiple of {by_name}."
+        )
