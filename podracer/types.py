@@ -21,7 +21,9 @@ class TimeStep(NamedTuple):
 
     observation: Any  # [B, ...]
     reward: Array  # [B] float32, earned by the action that led here
-    discount: Array  # [B] float32, 0 where the episode terminated, else 1 (also 1 where it was only cut by a time limit)
+    discount: (
+        Array  # [B] float32, 0 where the episode terminated, else 1 (also 1 where it was only cut by a time limit)
+    )
     first: Array  # [B] bool, `observation` starts an episode
     valid: Array  # [B] bool, the transition that led here is real (False: it is a reset, not a step)
 

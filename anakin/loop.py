@@ -1,0 +1,220 @@
+"""Anakin: environment, acting and learning in ONE compiled program, replicated over every core.
+
+    step = one call from Python
+    +--------------------------------------------------------------------------------------+
+    | scan over updates_per_call                                                           |
+    |   +------------------------------------------------------------------------------+   |
+    |   | scan over unroll_length                                                      |   |
+    |   |    time step [B] -> actor_step -> action [B] -> environments -> time step [B] |   |
+    |   +------------------------------------------------------------------------------+   |
+    |   trajectory [T + 1, B] -> learner_step -> gradients  ---- mean over the cores ----   |
+    |   metrics of this update: a few numbers                                              |
+    +--------------------------------------------------------------------------------------+
+      one of these per core, each with its own B environments; nothing leaves the device inside
+
+After Hessel et al. 2021, "Podracer architectures for scalable reinforcement learning", section 3.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from podracer import mesh as cores
+from podracer.envs.batch import Batch
+from podracer.errors import UserError, check_number
+from podracer.metrics import Episodes, EpisodeSums
+from podracer.types import Agent, LearnerState, TimeStep, Trajectory
+
+
+class AnakinState(NamedTuple):
+    """Everything a run is. N cores, B environments each; a leading axis M where many runs train in one program."""
+
+    learner: LearnerState  # params, opt_state and slow replicated, memory [N, ...] sharded
+    actor: Any  # [N * B, ...] what the agent carries from step to step
+    env: Any  # [N * B, ...]
+    timestep: TimeStep  # [N * B, ...] the last one
+    episodes: Episodes  # [N * B] the running episodes' returns and lengths
+    key: jax.Array  # [] the run's PRNG key; never changes, everything is folded from it
+    updates: jax.Array  # [] int32 learner steps so far
+
+
+SPECS = AnakinState(
+    learner=LearnerState(cores.REPLICATED, cores.REPLICATED, cores.REPLICATED, cores.SHARDED),
+    actor=cores.SHARDED,
+    env=cores.SHARDED,
+    timestep=cores.SHARDED,
+    episodes=cores.SHARDED,
+    key=cores.REPLICATED,
+    updates=cores.REPLICATED,
+)
+
+
+class CallMetrics(NamedTuple):
+    """What one call says: one number per update, U = updates_per_call; [M, U] with many runs."""
+
+    learner: dict[str, jax.Array]  # [U] each, the agent's own metrics
+    episodes: EpisodeSums  # [U] each, of the episodes that ended in that update
+
+
+@dataclasses.dataclass(frozen=True)
+class Members:
+    """Many runs in one program. They differ in their seeds and in floats of the agent's config.
+
+    Attributes:
+      seeds: one per run.
+      floats: name of a float field of the agent's config -> one value per run.
+    """
+
+    seeds: tuple[int, ...]
+    floats: dict[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
+
+    def __len__(self) -> int:
+        return len(self.seeds)
+
+
+class Anakin:
+    """Builds the two compiled functions of a run; the loop around them is the caller's.
+
+    Args:
+      agent: any `Agent`.
+      env: an environment (see `podracer/envs/api.py`) or a `Batch` of one, which says how it is reset.
+      batch_per_core: B, environments per core (per run, where many runs train in one program).
+      unroll_length: T, decisions per environment and update.
+      updates_per_call: learner steps per call of `step`.
+      num_cores: N; None takes all there are. With `members`, at most the largest divisor of their number.
+      members: many runs in one program, spread over the cores; each is trained by one core alone.
+      prng: JAX's generator for everything random in the run, e.g. "threefry2x32" or "rbg".
+
+    Raises:
+      UserError: sizes that cannot work.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        env: Any,
+        batch_per_core: int,
+        unroll_length: int,
+        updates_per_call: int = 1,
+        num_cores: int | None = None,
+        members: Members | None = None,
+        prng: str = "threefry2x32",
+    ):
+        sizes = {"batch_per_core": batch_per_core, "unroll_length": unroll_length, "updates_per_call": updates_per_call}
+        for name, value in sizes.items():
+            check_number(name, value, minimum=1)
+        self.agent, self.members, self.prng = agent, members, prng
+        self.batch = env if isinstance(env, Batch) else Batch(env)
+        self.batch_per_core, self.unroll_length, self.updates_per_call = batch_per_core, unroll_length, updates_per_call
+        self.mesh = cores.make(num_cores)
+        if members is not None:
+            if agent.rebuild is None and members.floats:
+                raise UserError(
+                    f"agent {agent.name} has no `rebuild`; expected one to sweep {', '.join(members.floats)}."
+                )
+            fitting = max(n for n in range(1, cores.size(self.mesh) + 1) if len(members) % n == 0)
+            self.mesh = cores.make(fitting)
+        self.num_cores = cores.size(self.mesh)
+        self.axis_name = cores.CORE if members is None else None
+        self.steps_per_update = batch_per_core * unroll_length * (self.num_cores if members is None else 1)
+        self.steps_per_call = self.steps_per_update * updates_per_call
+        specs = SPECS if members is None else cores.SHARDED
+        self.shardings = cores.shardings(self.mesh, specs)
+        if members is None:
+            call = cores.over_cores(self._call, self.mesh, (SPECS,), (SPECS, cores.REPLICATED))
+            self._init = jax.jit(self._initial_state, out_shardings=self.shardings)
+        else:
+            over = jax.vmap(self._call)
+            call = cores.over_cores(over, self.mesh, (cores.SHARDED,) * 2, (cores.SHARDED,) * 2)
+            self._init = jax.jit(jax.vmap(self._initial_state), out_shardings=self.shardings)
+        self._jitted = jax.jit(call, donate_argnums=0)
+        self._compiled = None
+
+    def init(self, seed: int = 0) -> AnakinState:
+        """The state of a run before its first update. With members, `seed` is added to each of their seeds."""
+        if self.members is None:
+            return self._init(jnp.asarray(seed, jnp.uint32))
+        return self._init(jnp.asarray([seed + s for s in self.members.seeds], jnp.uint32), self._floats())
+
+    def step(self, state: AnakinState) -> tuple[AnakinState, CallMetrics]:
+        """`updates_per_call` updates in one call. `state` is donated: use only the one that comes back."""
+        return self.compile(state)(state, *(() if self.members is None else (self._floats(),)))
+
+    def compile(self, state: AnakinState) -> Any:
+        """The compiled call, ahead of time; `compile(state).memory_analysis()` tells what it needs."""
+        if self._compiled is None:
+            extra = () if self.members is None else (self._floats(),)
+            self._compiled = self._jitted.lower(state, *extra).compile()
+        return self._compiled
+
+    def _floats(self) -> dict[str, jax.Array]:
+        assert self.members is not None
+        return {name: jnp.asarray(values, jnp.float32) for name, values in self.members.floats.items()}
+
+    def _agent(self, floats: dict[str, jax.Array]) -> Agent:
+        return self.agent.rebuild(dataclasses.replace(self.agent.config, **floats)) if floats else self.agent
+
+    def _initial_state(self, seed: jax.Array, floats: dict[str, jax.Array] | None = None) -> AnakinState:
+        key = jax.random.key(seed, impl=self.prng)
+        learner_key, env_key, run_key = jax.random.split(key, 3)
+        agent = self._agent(floats or {})
+        total = self.batch_per_core * (self.num_cores if self.axis_name else 1)
+        env, timestep = self.batch.init(jax.random.split(env_key, total))
+        learner = agent.initial_learner_state(learner_key)
+        learner = learner._replace(memory=self._per_core(learner.memory))
+        actor = agent.initial_actor_state(total)
+        state = AnakinState(learner, actor, env, timestep, Episodes.start(total), run_key, jnp.zeros((), jnp.int32))
+        # Weakly typed leaves (a Python number somewhere) would make the second call compile again.
+        return jax.tree.map(
+            lambda leaf: jax.lax.convert_element_type(leaf, leaf.dtype) if _is_number(leaf) else leaf, state
+        )
+
+    def _per_core(self, memory: Any) -> Any:
+        copies = self.num_cores if self.axis_name else 1
+        return jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[None], (copies, *leaf.shape)), memory)
+
+    def _call(self, state: AnakinState, floats: dict[str, jax.Array] | None = None):
+        agent = self._agent(floats or {})
+        state = state._replace(
+            learner=state.learner._replace(memory=jax.tree.map(lambda x: x[0], state.learner.memory))
+        )
+        state, metrics = jax.lax.scan(lambda s, _: self._update(agent, s), state, None, self.updates_per_call)
+        memory = jax.tree.map(lambda x: x[None], state.learner.memory)
+        return state._replace(learner=state.learner._replace(memory=memory)), metrics
+
+    def _update(self, agent: Agent, state: AnakinState) -> tuple[AnakinState, CallMetrics]:
+        """The minimal unit: unroll, then learn."""
+        axis, batch_size = self.axis_name, self.batch_per_core
+        key = jax.random.fold_in(state.key, state.updates)
+        core = cores.index(axis)
+        actor_key, learner_key = jax.random.split(jax.random.fold_in(key, core))
+        # An environment's keys depend on its own number, not on the core it lives on.
+        env_numbers = core * batch_size + jnp.arange(batch_size)
+        env_keys = jax.vmap(lambda n: jax.random.split(jax.random.fold_in(key, n), self.unroll_length), out_axes=1)(
+            jnp.asarray(env_numbers, jnp.uint32) | jnp.uint32(1 << 31)
+        )
+
+        def decide(carry, keys):
+            actor, env, timestep, episodes = carry
+            actor_key, env_keys = keys
+            output, actor = agent.actor_step(state.learner.params, actor, timestep, actor_key)
+            env, following = self.batch.step(env, output.action, env_keys)
+            episodes, ended = episodes.add(following)
+            return (actor, env, following, episodes), (timestep, output, ended)
+
+        start = (state.actor, state.env, state.timestep, state.episodes)
+        keys = (jax.random.split(actor_key, self.unroll_length), env_keys)
+        (actor, env, last, episodes), (timesteps, outputs, ended) = jax.lax.scan(decide, start, keys)
+        timesteps = jax.tree.map(lambda many, one: jnp.concatenate([many, one[None]]), timesteps, last)
+        trajectory = Trajectory(timesteps, outputs, state.actor)
+        learner, metrics = agent.learner_step(state.learner, trajectory, learner_key, axis)
+        metrics = CallMetrics(cores.mean(metrics, axis), EpisodeSums.over(ended, axis))
+        return AnakinState(learner, actor, env, last, episodes, state.key, state.updates + 1), metrics
+
+
+def _is_number(leaf: Any) -> bool:
+    return not jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)

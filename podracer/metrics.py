@@ -1,0 +1,64 @@
+"""Numbers about a run: episode returns reduced on the device, and the window over them on the host."""
+
+from __future__ import annotations
+
+import collections
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from podracer import mesh
+from podracer.types import TimeStep
+
+WINDOW = 100  # episodes
+
+
+class Episodes(NamedTuple):
+    """The episodes that are running, one per environment."""
+
+    returns: jax.Array  # [B] float32, undiscounted rewards so far
+    lengths: jax.Array  # [B] int32, steps so far
+
+    @staticmethod
+    def start(batch_size: int) -> Episodes:
+        return Episodes(jnp.zeros(batch_size, jnp.float32), jnp.zeros(batch_size, jnp.int32))
+
+    def add(self, timestep: TimeStep) -> tuple[Episodes, Ended]:
+        """Count one time step [B]. Both reset modes close an episode where the next one starts."""
+        returns = self.returns + jnp.where(timestep.valid, timestep.reward, 0.0)
+        lengths = self.lengths + timestep.valid
+        ended = Ended(timestep.first, returns, lengths)
+        return Episodes(jnp.where(timestep.first, 0.0, returns), jnp.where(timestep.first, 0, lengths)), ended
+
+
+class Ended(NamedTuple):
+    """Which episodes were closed by a time step."""
+
+    done: jax.Array  # [..., B] bool
+    returns: jax.Array  # [..., B] meaningful where done
+    lengths: jax.Array  # [..., B] likewise
+
+
+class EpisodeSums(NamedTuple):
+    """Sums over the episodes that ended in one update, over all cores; a few numbers however long the run."""
+
+    count: jax.Array  # [] float32
+    returns: jax.Array  # [] sum
+    lengths: jax.Array  # [] sum
+    smallest: jax.Array  # [] return, +inf without episodes
+    largest: jax.Array  # [] return, -inf without episodes
+
+    @staticmethod
+    def over(ended: Ended, axis_name: str | None) -> EpisodeSums:
+        """Sums of `ended` [T, B]."""
+        done = ended.done
+        sums = (
+            jnp.sum(done, dtype=jnp.float32),
+            jnp.sum(jnp.where(done, ended.returns, 0.0)),
+            jnp.sum(jnp.where(done, ended.lengths, 0), dtype=jnp.float32),
+        )
+        smallest = mesh.smallest(jnp.min(jnp.where(done, ended.returns, jnp.inf)), axis_name)
+        largest = mesh.largest(jnp.max(jnp.where(done, ended.returns, -jnp.inf)), axis_name)
+        return EpisodeSums(*mesh.total(sums, axis_name), smallest, largest)

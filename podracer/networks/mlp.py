@@ -1,0 +1,66 @@
+"""Feed-forward trunks: a recipe is `(observation spec, rngs) -> module`, the module maps [N, ...] to [N, features]."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+
+Activation = Literal["tanh", "relu", "swish", "gelu", "elu"]
+
+
+def flatten(observation: Any) -> jax.Array:
+    """All leaves of the observation side by side, float32 [N, size]."""
+    leaves = [leaf.reshape(leaf.shape[0], -1).astype(jnp.float32) for leaf in jax.tree.leaves(observation)]
+    return leaves[0] if len(leaves) == 1 else jnp.concatenate(leaves, -1)
+
+
+def flat_size(observation_spec: Any) -> int:
+    """The size of `flatten`'s output."""
+    return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(observation_spec))
+
+
+def linear(inputs: int, outputs: int, scale: float, rngs: nnx.Rngs) -> nnx.Linear:
+    """A dense layer with orthogonal weights (Saxe et al. 2014) times `scale`, and zero biases."""
+    return nnx.Linear(inputs, outputs, kernel_init=nnx.initializers.orthogonal(scale), rngs=rngs)
+
+
+class Mlp(nnx.Module):
+    """Dense layers, each with an activation and optionally a layer norm before it."""
+
+    def __init__(self, observation_spec: Any, config: mlp, rngs: nnx.Rngs):
+        sizes = (flat_size(observation_spec), *config.hidden)
+        pairs = list(zip(sizes[:-1], sizes[1:], strict=True))
+        scale = math.sqrt(2.0)
+        self.layers = nnx.List([linear(inputs, outputs, scale, rngs) for inputs, outputs in pairs])
+        norms = [nnx.LayerNorm(outputs, rngs=rngs) for _, outputs in pairs] if config.layer_norm else []
+        self.norms = nnx.List(norms)
+        self.activation = config.activation
+
+    def __call__(self, observation: Any) -> jax.Array:
+        features = flatten(observation)
+        for position, layer in enumerate(self.layers):
+            features = layer(features)
+            if self.norms:
+                features = self.norms[position](features)
+            features = getattr(jax.nn, self.activation)(features)
+        return features
+
+
+@dataclasses.dataclass(frozen=True)
+class mlp:  # a recipe reads as what it makes
+    """A multi-layer perceptron over the flattened observation."""
+
+    hidden: tuple[int, ...] = (64, 64)
+    """Sizes of the layers."""
+    activation: Activation = "tanh"
+    """The non-linearity after each layer."""
+    layer_norm: bool = False
+    """Normalise each layer before its activation (PQN needs it)."""
+
+    def __call__(self, observation_spec: Any, rngs: nnx.Rngs) -> Mlp:
+        return Mlp(observation_spec, self, rngs)

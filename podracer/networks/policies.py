@@ -1,0 +1,119 @@
+"""Distributions over actions, as functions of the flat numbers [..., P] that a policy head puts out.
+
+Small on purpose and in the acting hot path: sampling inverts the cumulative distribution with ONE uniform draw per
+action, where the usual Gumbel trick draws one per action value; log-probabilities compare instead of gathering, whose
+gradient is a scatter. The tests hold them to distrax's distributions.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from podracer.specs import Action, Continuous, Discrete, MultiDiscrete
+
+ILLEGAL = -1e9  # a logit: finite, so that masked softmaxes have finite gradients
+
+
+class Policy(NamedTuple):
+    """A distribution as five functions; `numbers` is [..., num_numbers] float32."""
+
+    num_numbers: int
+    sample: Callable[[jax.Array, jax.Array], jax.Array]  # (key, numbers) -> action
+    mode: Callable[[jax.Array], jax.Array]
+    log_prob: Callable[[jax.Array, jax.Array], jax.Array]  # (numbers, action) -> [...]
+    entropy: Callable[[jax.Array], jax.Array]
+
+
+def policy(action: Action) -> Policy:
+    """The distribution for an action spec: categorical, several categoricals, or a diagonal normal."""
+    if isinstance(action, Discrete):
+        return Policy(action.num_values, _sample, _mode, _log_prob, _entropy)
+    if isinstance(action, MultiDiscrete):
+        return _independent(action.num_values)
+    if isinstance(action, Continuous):
+        return _normal(action.size)
+    raise TypeError(f"no policy for action spec {action!r}")
+
+
+def mask_logits(logits: jax.Array, mask: Any | None) -> jax.Array:
+    """Logits with illegal actions (`mask` False) made impossible."""
+    return logits if mask is None else jnp.where(mask, logits, ILLEGAL)
+
+
+def _sample(key, logits):
+    """The first value whose cumulative probability passes a uniform draw; never one of probability 0."""
+    weights = jnp.exp(logits - jnp.max(logits, -1, keepdims=True))
+    cumulative = jnp.cumsum(weights, -1)
+    # uniform < 1, so the threshold stays below the total; rounding up to it would pick no value at all.
+    threshold = jax.random.uniform(key, logits.shape[:-1]) * cumulative[..., -1]
+    action = jnp.sum(cumulative <= threshold[..., None], -1)
+    return jnp.minimum(action, _last_possible(weights)).astype(jnp.int32)
+
+
+def _last_possible(weights):
+    """The highest index with positive weight: where rounding pushed the draw past the end."""
+    positions = jnp.arange(weights.shape[-1])
+    return jnp.max(jnp.where(weights > 0, positions, 0), -1)
+
+
+def _mode(logits):
+    return jnp.argmax(logits, -1).astype(jnp.int32)
+
+
+def _log_prob(logits, action):
+    chosen = jnp.arange(logits.shape[-1]) == action[..., None]
+    return jnp.sum(jnp.where(chosen, jax.nn.log_softmax(logits), 0.0), -1)
+
+
+def _entropy(logits):
+    log_probs = jax.nn.log_softmax(logits)
+    return -jnp.sum(jnp.exp(log_probs) * log_probs, -1)
+
+
+def _independent(num_values: tuple[int, ...]) -> Policy:
+    """One categorical per component; their logits lie side by side."""
+    ends = [sum(num_values[: i + 1]) for i in range(len(num_values))]
+
+    def split(logits):
+        return jnp.split(logits, ends[:-1], -1)
+
+    def sample(key, logits):
+        keys = jax.random.split(key, len(num_values))
+        return jnp.stack([_sample(k, part) for k, part in zip(keys, split(logits), strict=True)], -1)
+
+    def log_prob(logits, action):
+        return sum(_log_prob(part, action[..., i]) for i, part in enumerate(split(logits)))
+
+    return Policy(
+        sum(num_values),
+        sample,
+        lambda logits: jnp.stack([_mode(part) for part in split(logits)], -1),
+        log_prob,
+        lambda logits: sum(_entropy(part) for part in split(logits)),
+    )
+
+
+def _normal(size: int) -> Policy:
+    """A diagonal normal: means, then log standard deviations. Actions are in the agent's units, not clipped here."""
+
+    def log_prob(numbers, action):
+        mean, log_std = jnp.split(numbers, 2, -1)
+        deviation = (action - mean) * jnp.exp(-log_std)
+        return -jnp.sum(0.5 * deviation**2 + log_std + 0.5 * math.log(2 * math.pi), -1)
+
+    def sample(key, numbers):
+        mean, log_std = jnp.split(numbers, 2, -1)
+        return mean + jnp.exp(log_std) * jax.random.normal(key, mean.shape)
+
+    return Policy(
+        2 * size,
+        sample,
+        lambda numbers: numbers[..., :size],
+        log_prob,
+        lambda numbers: jnp.sum(numbers[..., size:] + 0.5 * math.log(2 * math.pi * math.e), -1),
+    )

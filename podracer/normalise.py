@@ -1,0 +1,70 @@
+"""Running mean and variance of observations and returns, exact over cores and batches.
+
+The statistics are part of the params: the actor that chose an action and the learner that trains on it use the same
+version of them, so the first importance ratio of an update is 1.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from podracer import mesh
+
+CLIP = 10.0  # standard deviations, as in OpenAI's baselines
+
+
+class Moments(NamedTuple):
+    """Running moments of a pytree of features."""
+
+    count: jax.Array  # [] float32
+    mean: Any  # [...] per leaf
+    square: Any  # [...] per leaf, mean squared deviation
+
+
+def initial(example: Any) -> Moments:
+    """No data yet: mean 0, variance 1, so that normalising changes nothing."""
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), example)
+    return Moments(jnp.zeros(()), zeros, jax.tree.map(jnp.ones_like, zeros))
+
+
+def update(moments: Moments, values: Any, mask: jax.Array, axis_name: str | None) -> Moments:
+    """Fold in `values` [T, B, ...] where `mask` [T, B], from all cores (Chan et al. 1979, the parallel update)."""
+    count = mesh.total(jnp.sum(mask, dtype=jnp.float32), axis_name)
+    total = moments.count + count
+    safe = jnp.maximum(count, 1.0)
+
+    def masked_sum(leaf):
+        weight = mask.reshape(mask.shape + (1,) * (leaf.ndim - mask.ndim))
+        return jnp.sum(jnp.where(weight, leaf, 0.0), tuple(range(mask.ndim)))
+
+    values = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), values)
+    batch_mean = jax.tree.map(lambda leaf: mesh.total(masked_sum(leaf), axis_name) / safe, values)
+    squares = jax.tree.map(lambda leaf, mean: masked_sum((leaf - mean) ** 2), values, batch_mean)
+    batch_square = jax.tree.map(lambda leaf: leaf / safe, mesh.total(squares, axis_name))
+
+    share = count / jnp.maximum(total, 1.0)
+    mean = jax.tree.map(lambda old, new: old + (new - old) * share, moments.mean, batch_mean)
+
+    def fold(old, new, old_mean, new_mean):
+        spread = (new_mean - old_mean) ** 2 * share * (1.0 - share)
+        return jnp.where(total > 0, old * (1.0 - share) + new * share + spread, old)
+
+    square = jax.tree.map(fold, moments.square, batch_square, moments.mean, batch_mean)
+    return Moments(total, mean, square)
+
+
+def normalise(moments: Moments, values: Any) -> Any:
+    """`values` with mean 0 and variance 1, clipped to 10 standard deviations."""
+
+    def one(leaf, mean, square):
+        return jnp.clip((leaf.astype(jnp.float32) - mean) * jax.lax.rsqrt(square + 1e-8), -CLIP, CLIP)
+
+    return jax.tree.map(one, values, moments.mean, moments.square)
+
+
+def scale(moments: Moments) -> jax.Array:
+    """What rewards are multiplied by so that returns have variance 1; 1 before there are data."""
+    return jax.lax.rsqrt(moments.square + 1e-8)
