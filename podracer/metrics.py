@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import collections
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from podracer import mesh
 from podracer.types import TimeStep

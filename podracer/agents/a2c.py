@@ -28,7 +28,7 @@ class Config(actor_critic.ActorCriticConfig):
         check_number("n_step", self.n_step, minimum=1)
 
 
-def a2c(spec: Spec, config: Config = Config(), network: Callable = mlp()) -> Agent:  # noqa: B008 (frozen)
+def a2c(spec: Spec, config: Config = Config(), network: Callable = mlp()) -> Agent:
     """The agent: one gradient step per trajectory, advantages from n-step returns."""
     rule = make_optimizer(config)
 

@@ -35,7 +35,7 @@ class Config(actor_critic.ActorCriticConfig):
         check_number("clip_pg_rho", self.clip_pg_rho, minimum=0, exclusive=True)
 
 
-def impala(spec: Spec, config: Config = Config(), network: Callable = mlp()) -> Agent:  # noqa: B008 (frozen)
+def impala(spec: Spec, config: Config = Config(), network: Callable = mlp()) -> Agent:
     """The agent: one gradient step per trajectory, V-trace targets and advantages."""
     rule = make_optimizer(config)
 

@@ -1,4 +1,4 @@
-"""PPO: several epochs of minibatches on a clipped surrogate (Schulman et al. 2017), for discrete and continuous actions."""
+"""PPO: epochs of minibatches on a clipped surrogate (Schulman et al. 2017), discrete and continuous actions."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Statistics(NamedTuple):
     inverse_std: Array  # []
 
 
-def ppo(spec: Spec, config: Config = Config(), network: Callable = mlp()) -> Agent:  # noqa: B008 (frozen)
+def ppo(spec: Spec, config: Config = Config(), network: Callable = mlp()) -> Agent:
     """The agent."""
     rule = make_optimizer(config)
 

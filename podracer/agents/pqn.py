@@ -65,8 +65,8 @@ class Batch(NamedTuple):
 
 def pqn(
     spec: Spec,
-    config: Config = Config(),  # noqa: B008 (frozen)
-    network: Callable = mlp((128, 128), "relu", layer_norm=True),  # noqa: B008 (frozen)
+    config: Config = Config(),
+    network: Callable = mlp((128, 128), "relu", layer_norm=True),
 ) -> Agent:
     """The agent. Its network should have layer norms: they are what makes learning without a target network stable.
 

@@ -1,0 +1,130 @@
+"""Environments: small ones of our own, adapters to other libraries, and `make`, which finds any of them by name."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from podracer import plugins
+from podracer.envs import api, brax, gymnax, jumanji, pgx
+from podracer.envs.batch import Batch, TimeLimit
+from podracer.envs.brax import Brax
+from podracer.envs.cartpole import CartPole
+from podracer.envs.catch import Catch
+from podracer.envs.gridworld import GridWorld
+from podracer.envs.gymnax import Gymnax
+from podracer.envs.jumanji import Jumanji
+from podracer.envs.memory_chain import MemoryChain
+from podracer.envs.pgx import Pgx
+from podracer.errors import UserError, closest, unknown
+
+__all__ = [
+    "Batch",
+    "Brax",
+    "CartPole",
+    "Catch",
+    "GridWorld",
+    "Gymnax",
+    "Jumanji",
+    "MemoryChain",
+    "Pgx",
+    "TimeLimit",
+    "make",
+    "names",
+]
+
+_OWN: dict[str, tuple[Callable[..., Any], str]] = {
+    "catch": (Catch, "a ball falls, the paddle must be under it (10 x 5 grid)"),
+    "gridworld": (GridWorld, "walk to a goal between the walls of four rooms"),
+    "cartpole": (CartPole, "balance a pole on a cart, 500 steps"),
+    "cartpole-masked": (
+        lambda max_steps=500: CartPole(max_steps, mask_velocity=True),
+        "cartpole without velocities: needs a memory",
+    ),
+    "memory-chain": (MemoryChain, "repeat a cue seen some steps before: needs a memory"),
+}
+_FAMILIES: dict[str, tuple[Callable[..., Any], tuple[str, ...], str]] = {
+    "gymnax": (Gymnax, gymnax.NAMES, "gymnax"),
+    "minatar": (
+        lambda name, **options: Gymnax(f"{name}-MinAtar", **options),
+        ("Asterix", "Breakout", "Freeway", "SpaceInvaders"),
+        "MinAtar, 10 x 10 planes (gymnax)",
+    ),
+    "brax": (Brax, brax.NAMES, "rigid-body task of brax, continuous actions"),
+    "jumanji": (Jumanji, jumanji.NAMES, "combinatorial task of jumanji"),
+    "pgx": (Pgx, pgx.NAMES, "game of pgx; opponent='random', 'self' or a function"),
+}
+
+
+def names() -> list[tuple[str, str]]:
+    """`(name, one-line description)` of everything that `make` knows, without importing the libraries."""
+    own = [(name, description) for name, (_, description) in _OWN.items()]
+    return own + [
+        (f"{family}/{name}", description) for family, (_, members, description) in _FAMILIES.items() for name in members
+    ]
+
+
+def make(name: str, **options: Any) -> Any:
+    """The environment of that name.
+
+    Args:
+      name: a name from `names()`, or `path.py:Object` for an environment of your own; Object is an environment, or
+        a class or function that returns one.
+      options: passed to the environment: `make("catch", rows=8)`, `make("pgx/connect_four", opponent="self")`.
+
+    Raises:
+      UserError: there is no such environment or option, its library is not installed, or the user's file fails.
+    """
+    if plugins.is_reference(name):
+        return _from_file(name, options)
+    if name in _OWN:
+        factory, _ = _OWN[name]
+        known = list(inspect.signature(factory).parameters)
+        for option in options:
+            if option not in known:
+                raise UserError(f"{name} has no option '{option}'.{closest(option, known)} It has: {', '.join(known)}.")
+        return factory(**options)
+    family, slash, member = name.partition("/")
+    if slash and family in _FAMILIES:
+        factory, _, _ = _FAMILIES[family]
+        try:
+            env = factory(member, **options)
+        except TypeError as error:
+            raise UserError(f"{name} does not accept the options {sorted(options)}: {error}.") from error
+        # Adapters are lazy; a wrong name or a missing library should show here.
+        _ = env.spec
+        return env
+    known_names = [known for known, _ in names()]
+    raise unknown("environment", name, known_names, "List them with `podracer.envs.names()`, or give path.py:Object.")
+
+
+def _from_file(reference: str, options: dict[str, Any]) -> Any:
+    found = plugins.load_object(reference)
+    is_environment = not inspect.isclass(found) and _missing(found) == []
+    if is_environment and options:
+        raise UserError(f"{reference} is an environment already and takes no options; got {sorted(options)}.")
+    if not is_environment and callable(found):
+        with plugins.blame(reference):
+            found = found(**options)
+    lacking = _missing(found)
+    if lacking:
+        raise UserError(
+            f"{reference} gives a {type(found).__name__} without {' and '.join(lacking)}; expected an environment "
+            "with spec, reset(key) and step(state, action, key)."
+        )
+    with plugins.blame(reference):
+        spec = found.spec
+    if not isinstance(spec, api.Spec):
+        raise UserError(
+            f"{reference}: spec is a {type(spec).__name__}; expected a podracer.envs.api.Spec with a name, "
+            "an observation and an action."
+        )
+    return found
+
+
+def _missing(found: Any) -> list[str]:
+    """The members of `api.Environment` that an object lacks. `spec` is looked up on the class: it may raise."""
+    has_spec = hasattr(type(found), "spec") or "spec" in getattr(found, "__dict__", {})
+    lacking = [] if has_spec else ["spec"]
+    return lacking + [name for name in ("reset", "step") if not callable(getattr(found, name, None))]

@@ -18,14 +18,14 @@ the same step may then share a start state).
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from podracer.envs import api
-from podracer.errors import UserError, check_divides
+from podracer.errors import UserError, check_divides, check_number, unknown
 from podracer.types import Array, TimeStep
 
 Mode = Literal["auto", "next-step", "same-step"]
@@ -50,6 +50,9 @@ class Batch:
     optimistic_ratio: int = 16
 
     def __post_init__(self):
+        for what, value, options in (("mode", self.mode, get_args(Mode)), ("starts", self.starts, get_args(Starts))):
+            if value not in options:
+                raise unknown(what, str(value), options, f"Expected one of {', '.join(options)}.")
         if self.mode == "same-step" and self.env.spec.truncates:
             raise UserError(
                 f"same-step resets lose the final observation, but {self.env.spec.name} truncates episodes; "
@@ -69,7 +72,7 @@ class Batch:
         batch_size = keys.shape[0]
         if self.starts == "optimistic":
             check_divides("batch size", batch_size, "optimistic_ratio", self.optimistic_ratio)
-        env_state, observation = jax.vmap(self.env.reset)(keys)
+        env_state, observation = _strong(jax.vmap(self.env.reset)(keys))
         true, false = jnp.ones(batch_size, bool), jnp.zeros(batch_size, bool)
         timestep = TimeStep(
             observation=observation,
@@ -85,11 +88,12 @@ class Batch:
         """Act once in each environment. `action` [B, ...] in the agent's units, `keys` [B]."""
         env_state, out = jax.vmap(self.env.step)(state.env, to_environment(self.spec.action, action), keys)
         out = api.Step(*out)
+        env_state, observation = _strong((env_state, out.observation))
         reward = out.reward.astype(jnp.float32)
         discount = 1.0 - out.terminated.astype(jnp.float32)
         done = jnp.logical_or(out.terminated, out.truncated)
         restart = state.over if self.next_step else done
-        env_state, observation = self._restart(restart, (env_state, out.observation), state.starts, keys)
+        env_state, observation = self._restart(restart, (env_state, observation), state.starts, keys)
         if self.next_step:
             reward = jnp.where(restart, 0.0, reward)
             discount = jnp.where(restart, 1.0, discount)
@@ -107,20 +111,49 @@ class Batch:
             # A stream of its own: the step above has consumed the keys themselves.
             reset_keys = jax.vmap(jax.random.fold_in, (0, None))(keys, 1)
             if self.starts == "fresh":
-                starts = jax.vmap(self.env.reset)(reset_keys)
+                starts = _strong(jax.vmap(self.env.reset)(reset_keys))
             elif self.starts == "cached":
                 which = jax.vmap(lambda key: jax.random.randint(key, (), 0, batch_size))(reset_keys)
                 starts = jax.tree.map(lambda leaf: leaf[which], cached)
             else:
                 num_starts = batch_size // self.optimistic_ratio
-                fresh = jax.vmap(self.env.reset)(reset_keys[:num_starts])
+                fresh = _strong(jax.vmap(self.env.reset)(reset_keys[:num_starts]))
                 # The i-th environment that restarts takes the i-th fresh state.
                 which = jnp.maximum(jnp.cumsum(restart) - 1, 0) % num_starts
                 starts = jax.tree.map(lambda leaf: leaf[which], fresh)
+            _check_same(self.spec.name, starts, current)
             return jax.tree.map(lambda new, old: _where(restart, new, old), starts, current)
 
         # Most steps of a small batch end no episode at all, and then no reset is computed.
         return jax.lax.cond(jnp.any(restart), with_starts, lambda current: current, current)
+
+
+def _strong(tree: Any) -> Any:
+    """Without weak types (`time=0` in a state): they would make the second call of a compiled step compile again."""
+
+    def leaf(value):
+        return jax.lax.convert_element_type(value, value.dtype) if getattr(value, "weak_type", False) else value
+
+    return jax.tree.map(leaf, tree)
+
+
+def _check_same(name: str, starts: Any, current: Any) -> None:
+    """Refuse environments whose `reset` and `step` disagree about structure, shapes or dtypes, naming the leaf."""
+    starts, current = ({"state": state, "observation": seen} for state, seen in (starts, current))
+    new, new_structure = jax.tree.flatten_with_path(starts)
+    old, old_structure = jax.tree.flatten_with_path(current)
+    if new_structure != old_structure:
+        raise UserError(
+            f"{name}: reset gives {new_structure}, step gives {old_structure}; expected the same structure of "
+            "state and observation from both."
+        )
+    for (path, reset), (_, step) in zip(new, old, strict=True):
+        if (reset.dtype, reset.shape) != (step.dtype, step.shape):
+            raise UserError(
+                f"{name}: {jax.tree_util.keystr(path, simple=True, separator='.')} is "
+                f"{reset.dtype}{list(reset.shape[1:])} after reset and {step.dtype}{list(step.shape[1:])} after step; "
+                "expected the same. Cast one of them."
+            )
 
 
 def _where(condition: Array, new: Array, old: Array) -> Array:
@@ -154,9 +187,14 @@ class TimeLimit:
     env: Any
     max_steps: int
 
+    def __post_init__(self):
+        check_number("max_steps", self.max_steps, minimum=1)
+
     @property
     def spec(self) -> api.Spec:
-        return dataclasses.replace(self.env.spec, truncates=True, max_episode_steps=self.max_steps)
+        inner = self.env.spec
+        limit = min(self.max_steps, inner.max_episode_steps or self.max_steps)
+        return dataclasses.replace(inner, truncates=True, max_episode_steps=limit)
 
     def reset(self, key):
         state, observation = self.env.reset(key)

@@ -53,9 +53,7 @@ class CartPole:
         cosine, sine = jnp.cos(angle), jnp.sin(angle)
         total_mass = CART_MASS + POLE_MASS
         push = (force + POLE_MASS * HALF_LENGTH * spin**2 * sine) / total_mass
-        spin_rate = (GRAVITY * sine - cosine * push) / (
-            HALF_LENGTH * (4.0 / 3.0 - POLE_MASS * cosine**2 / total_mass)
-        )
+        spin_rate = (GRAVITY * sine - cosine * push) / (HALF_LENGTH * (4.0 / 3.0 - POLE_MASS * cosine**2 / total_mass))
         acceleration = push - POLE_MASS * HALF_LENGTH * spin_rate * cosine / total_mass
         physics = jnp.stack(
             [

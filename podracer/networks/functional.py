@@ -26,7 +26,7 @@ def functional(build: Callable[[nnx.Rngs], nnx.Module]) -> Functional:
       UserError: the module keeps state besides its parameters (dropout, batch statistics).
     """
     abstract = nnx.eval_shape(lambda: build(nnx.Rngs(0)))
-    graph, params, rest = nnx.split(abstract, nnx.Param, ...)
+    graph, _params, rest = nnx.split(abstract, nnx.Param, ...)
     if jax.tree.leaves(rest):
         kinds = sorted({type(leaf).__name__ for leaf in jax.tree.leaves(rest, is_leaf=_is_variable)})
         raise UserError(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import math
 from typing import Any, Literal
 
@@ -34,7 +35,7 @@ class Mlp(nnx.Module):
 
     def __init__(self, observation_spec: Any, config: mlp, rngs: nnx.Rngs):
         sizes = (flat_size(observation_spec), *config.hidden)
-        pairs = list(zip(sizes[:-1], sizes[1:], strict=True))
+        pairs = list(itertools.pairwise(sizes))
         scale = math.sqrt(2.0)
         self.layers = nnx.List([linear(inputs, outputs, scale, rngs) for inputs, outputs in pairs])
         norms = [nnx.LayerNorm(outputs, rngs=rngs) for _, outputs in pairs] if config.layer_norm else []

@@ -66,11 +66,11 @@ class recurrent:  # a recipe reads as what it makes
         return Recurrent(observation_spec, self, rngs)
 
 
-def lstm(size: int = 64, trunk: Callable = mlp()) -> recurrent:  # noqa: B008 (a frozen recipe)
+def lstm(size: int = 64, trunk: Callable = mlp()) -> recurrent:
     """An LSTM of `size` units on `trunk`."""
     return recurrent("lstm", size, trunk)
 
 
-def gru(size: int = 64, trunk: Callable = mlp()) -> recurrent:  # noqa: B008 (a frozen recipe)
+def gru(size: int = 64, trunk: Callable = mlp()) -> recurrent:
     """A GRU of `size` units on `trunk`."""
     return recurrent("gru", size, trunk)
