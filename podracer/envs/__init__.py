@@ -89,12 +89,9 @@ def make(name: str, **options: Any) -> Any:
     if slash and family in _FAMILIES:
         factory, _, _ = _FAMILIES[family]
         try:
-            env = factory(member, **options)
+            return factory(member, **options)
         except TypeError as error:
             raise UserError(f"{name} does not accept the options {sorted(options)}: {error}.") from error
-        # Adapters are lazy; a wrong name or a missing library should show here.
-        _ = env.spec
-        return env
     known_names = [known for known, _ in names()]
     raise unknown("environment", name, known_names, "List them with `podracer.envs.names()`, or give path.py:Object.")
 
