@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+import collections
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from podracer import mesh
 from podracer.types import TimeStep
@@ -60,3 +62,41 @@ class EpisodeSums(NamedTuple):
         smallest = mesh.smallest(jnp.min(jnp.where(done, ended.returns, jnp.inf)), axis_name)
         largest = mesh.largest(jnp.max(jnp.where(done, ended.returns, -jnp.inf)), axis_name)
         return EpisodeSums(*mesh.total(sums, axis_name), smallest, largest)
+
+
+class ReturnWindow:
+    """Mean return of the last episodes, on the host: the newest updates that together hold at least 100 of them."""
+
+    def __init__(self, size: int = WINDOW):
+        self._size, self._blocks, self.total_episodes = size, collections.deque(), 0
+
+    def add(self, sums: EpisodeSums) -> None:
+        """Take the sums of several updates, [U] each, in order."""
+        for block in zip(*(np.asarray(leaf, np.float64) for leaf in sums)):
+            if block[0] > 0:
+                self._blocks.append(block)
+                self.total_episodes += int(block[0])
+        while self._blocks and sum(block[0] for block in self._blocks) - self._blocks[0][0] >= self._size:
+            self._blocks.popleft()
+
+    def row(self) -> dict[str, float]:
+        """The window as metrics; empty before the first episode has ended."""
+        if not self._blocks:
+            return {}
+        count, returns, lengths, smallest, largest = (np.asarray(column) for column in zip(*self._blocks))
+        return {
+            "return_mean": float(returns.sum() / count.sum()),
+            "return_min": float(smallest.min()),
+            "return_max": float(largest.max()),
+            "episode_length_mean": float(lengths.sum() / count.sum()),
+            "window_episodes": int(count.sum()),
+            "episodes": self.total_episodes,
+        }
+
+    def state(self) -> dict[str, Any]:
+        """What a checkpoint keeps, JSON."""
+        return {"blocks": [[float(x) for x in block] for block in self._blocks], "episodes": self.total_episodes}
+
+    def restore(self, state: dict[str, Any]) -> None:
+        self._blocks = collections.deque(tuple(block) for block in state["blocks"])
+        self.total_episodes = state["episodes"]

@@ -66,6 +66,7 @@ class Agent:
         None means that the agent can be evaluated with `actor_step` alone.
       name: what is printed.
       config: the agent's own settings, a frozen dataclass, or None.
+      network: the recipe of its network, kept so that a run directory can say what was trained.
       rebuild: `(config) -> Agent`, the same agent with other settings; sweeps over many settings in one program
         call it with traced values in the float fields.
     """
@@ -77,4 +78,5 @@ class Agent:
     greedy_step: Callable[[Any, Any, TimeStep, Array], tuple[ActorOutput, Any]] | None = None
     name: str = "agent"
     config: Any = None
+    network: Any = None
     rebuild: Callable[[Any], Agent] | None = None

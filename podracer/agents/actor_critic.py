@@ -54,6 +54,7 @@ def build(
         name,
         spec,
         config,
+        recipe=network,
         build_network=lambda rngs: ActorCritic(spec, network, config.shared_trunk, rngs),
         act=act,
         greedy=lambda outputs: distribution.mode(outputs.policy),

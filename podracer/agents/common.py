@@ -86,6 +86,7 @@ def assemble(
     name: str,
     spec: Spec,
     config: CommonConfig,
+    recipe: Any,
     build_network: Callable,
     act: Callable[[Any, Array, Array], tuple[Any, Any]],
     greedy: Callable[[Any], Any],
@@ -98,6 +99,7 @@ def assemble(
       name: what is printed.
       spec: the environment's.
       config: the agent's settings.
+      recipe: the network's, kept in the agent for the record.
       build_network: `(rngs) -> module` with `initial_state`, `act` and `unroll` (see `networks/heads.py`).
       act: `(network outputs [B, ...], updates so far, key) -> (action, extras)`.
       greedy: `(network outputs [B, ...]) -> action`.
@@ -185,6 +187,7 @@ def assemble(
         greedy_step,
         name=name,
         config=config,
+        network=recipe,
         rebuild=rebuild,
     )
 

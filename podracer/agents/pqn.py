@@ -149,6 +149,7 @@ def pqn(
         "pqn",
         spec,
         config,
+        recipe=network,
         build_network=lambda rngs: QNetwork(spec, network, rngs),
         act=act,
         greedy=greedy,

@@ -1,0 +1,160 @@
+"""Checkpoints: everything a run is, atomically, restorable on another number of cores. Orbax does the files.
+
+A run directory holds `checkpoints/STEPS/` (the newest few, complete states) and `best/STEPS/` (the params that
+evaluated best). Params are an item of their own, so that evaluation needs nothing else of the run.
+"""
+
+from __future__ import annotations
+
+import logging
+import pathlib
+from typing import Any
+
+import jax
+
+from podracer.errors import UserError
+
+FORMAT = 1
+
+
+class Checkpoints:
+    """The checkpoints in one directory.
+
+    Args:
+      directory: created on the first save.
+      keep: how many of the newest stay.
+    """
+
+    def __init__(self, directory: pathlib.Path, keep: int = 2):
+        self.directory, self.keep = pathlib.Path(directory).absolute(), keep
+        self._manager = None
+
+    def save(self, steps: int, params: Any, state: Any, meta: dict[str, Any]) -> None:
+        """Write one checkpoint; it appears under its final name only when it is complete.
+
+        Args:
+          steps: decisions so far; names the checkpoint.
+          params: what actors receive.
+          state: the rest of the run, or () for params alone.
+          meta: counters and names, JSON.
+        """
+        import orbax.checkpoint as ocp
+
+        self._open(create=True).save(
+            steps,
+            args=ocp.args.Composite(
+                params=ocp.args.StandardSave(_to_dict(params)),
+                state=ocp.args.StandardSave(_to_dict(state)),
+                meta=ocp.args.JsonSave({"format": FORMAT, "steps": steps, **meta}),
+            ),
+            force=True,
+        )
+        self._manager.wait_until_finished()
+
+    def steps(self) -> list[int]:
+        """The complete checkpoints there are, oldest first."""
+        return sorted(self._open().all_steps()) if self.directory.is_dir() else []
+
+    def meta(self, steps: int | None = None) -> dict[str, Any]:
+        """The `meta` of one checkpoint (None: the newest).
+
+        Raises:
+          UserError: there is none, or it is not one of ours.
+        """
+        import orbax.checkpoint as ocp
+
+        steps = self._which(steps)
+        try:
+            meta = self._open().restore(steps, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
+            if meta["format"] != FORMAT:
+                raise ValueError(f"it has format {meta['format']}, this version reads {FORMAT}")
+        except Exception as error:
+            raise self._unreadable(steps, error) from error
+        return meta
+
+    def params(self, like: Any, steps: int | None = None) -> Any:
+        """The params of one checkpoint; `like` has their structure (arrays or shapes)."""
+        return self._restore("params", like, steps)
+
+    def state(self, like: Any, steps: int | None = None) -> Any:
+        """The rest of the run; the leaves of `like` say on which devices it goes."""
+        return self._restore("state", like, steps)
+
+    def close(self) -> None:
+        """Wait for nothing to be half written, and let go of the directory."""
+        if self._manager is not None:
+            self._manager.close()
+            self._manager = None
+
+    def _restore(self, item: str, like: Any, steps: int | None) -> Any:
+        import orbax.checkpoint as ocp
+
+        steps = self._which(steps)
+        wanted = {name: _abstract(leaf) for name, leaf in _to_dict(like, data_only=False).items()}
+        try:
+            args = ocp.args.Composite(**{item: ocp.args.StandardRestore(wanted)})
+            found = self._open().restore(steps, args=args)[item] if wanted else {}
+            for name, leaf in wanted.items():
+                if found[name].shape != leaf.shape:
+                    raise ValueError(f"{name} has shape {found[name].shape}, this run needs {leaf.shape}")
+        except Exception as error:
+            raise self._unreadable(steps, error) from error
+        return _from_dict(found, like)
+
+    def _which(self, steps: int | None) -> int:
+        available = self.steps()
+        if not available:
+            raise UserError(f"no complete checkpoint in {self.directory}; expected one. Train with --run first.")
+        if steps is not None and steps not in available:
+            raise UserError(f"no checkpoint at {steps} steps in {self.directory}; there are {available}.")
+        return available[-1] if steps is None else steps
+
+    def _unreadable(self, steps: int, error: Exception) -> UserError:
+        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        return UserError(
+            f"checkpoint {self.directory / str(steps)} cannot be read: {reason} "
+            "Was it made by this agent, network and environment?"
+        )
+
+    def _open(self, create: bool = False):
+        if self._manager is None:
+            import orbax.checkpoint as ocp
+
+            logging.getLogger("absl").setLevel(logging.ERROR)
+            options = ocp.CheckpointManagerOptions(
+                max_to_keep=self.keep,
+                create=create,
+                enable_async_checkpointing=False,
+                single_host_load_and_broadcast=False,
+            )
+            self._manager = ocp.CheckpointManager(self.directory, options=options)
+        return self._manager
+
+
+def _to_dict(tree: Any, data_only: bool = True) -> dict[str, Any]:
+    """Leaves by the path that leads to them; typed PRNG keys as their data, which any version can store."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    named = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
+    return {name: jax.random.key_data(leaf) if data_only and _is_key(leaf) else leaf for name, leaf in named.items()}
+
+
+def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
+    if _is_key(leaf):
+        data = jax.eval_shape(jax.random.key_data, leaf)
+        sharding = getattr(leaf, "sharding", None)
+        return jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=sharding)
+    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None))
+
+
+def _from_dict(found: dict[str, Any], like: Any) -> Any:
+    def leaf(path, wanted):
+        value = found[jax.tree_util.keystr(path, simple=True, separator=".")]
+        if _is_key(wanted):
+            return jax.random.wrap_key_data(value, impl=jax.random.key_impl(wanted))
+        return value
+
+    return jax.tree_util.tree_map_with_path(leaf, like)
+
+
+def _is_key(leaf: Any) -> bool:
+    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)

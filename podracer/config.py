@@ -1,0 +1,184 @@
+"""From names to objects and back: what the command line types, and what `config.json` of a run directory keeps."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import json
+import pathlib
+from collections.abc import Callable
+from typing import Any
+
+from podracer import agents, envs, networks
+from podracer.errors import UserError, unknown
+from podracer.plugins import is_reference, load_object
+from podracer.types import Agent
+
+AGENTS: dict[str, Callable[..., Agent]] = {
+    "a2c": agents.a2c,
+    "impala": agents.impala,
+    "ppo": agents.ppo,
+    "pqn": agents.pqn,
+}
+NETWORKS: dict[str, Any] = {"mlp": networks.mlp(), "lstm": networks.lstm(), "gru": networks.gru()}
+
+NAME_A_FILE = "A file of yours works too: --{} path.py:Object."
+
+
+@dataclasses.dataclass(frozen=True)
+class Recipe:
+    """How an agent and its environment are made again. All fields are JSON."""
+
+    env: str
+    env_options: dict[str, Any]
+    agent: str
+    agent_config: dict[str, Any] | None
+    network: str | None
+    network_config: dict[str, Any] | None
+
+
+def agent_maker(name: str) -> Callable[..., Agent]:
+    """The function `(spec, config=..., network=...) -> Agent` behind an agent's name or `path.py:Object`.
+
+    Raises:
+      UserError: there is no such agent.
+    """
+    if is_reference(name):
+        maker = load_object(name)
+        if not callable(maker):
+            raise UserError(f"{name} is a {type(maker).__name__}; expected a function (spec) -> Agent.")
+        return maker
+    if name not in AGENTS:
+        do = f"`podracer agents` lists {', '.join(sorted(AGENTS))}. {NAME_A_FILE.format('agent')}"
+        raise unknown("agent", name, AGENTS, do)
+    return AGENTS[name]
+
+
+def default_of(maker: Callable, parameter: str) -> Any:
+    """The default of one of a maker's parameters (`config`, `network`), or None where it has no such parameter."""
+    found = inspect.signature(maker).parameters.get(parameter)
+    return None if found is None or found.default is inspect.Parameter.empty else found.default
+
+
+def network_recipe(name: str) -> Any:
+    """The network recipe behind a name or `path.py:Object`.
+
+    Raises:
+      UserError: there is no such network.
+    """
+    if is_reference(name):
+        recipe = load_object(name)
+        if not callable(recipe):
+            raise UserError(
+                f"{name} is a {type(recipe).__name__}; expected a function (observation_spec, rngs) -> module."
+            )
+        return recipe
+    if name not in NETWORKS:
+        do = f"There are {', '.join(sorted(NETWORKS))}. {NAME_A_FILE.format('network')}"
+        raise unknown("network", name, NETWORKS, do)
+    return NETWORKS[name]
+
+
+def make_agent(spec: Any, maker: Callable, config: Any = None, network: Any = None) -> Agent:
+    """Call an agent's maker with what it takes.
+
+    Raises:
+      UserError: the maker does not return an Agent.
+    """
+    given = {name: value for name, value in {"config": config, "network": network}.items() if value is not None}
+    agent = maker(spec, **given)
+    if not isinstance(agent, Agent):
+        raise UserError(f"agent {getattr(maker, '__name__', maker)} made a {type(agent).__name__}; expected an Agent.")
+    return agent
+
+
+def build(recipe: Recipe) -> tuple[Agent, Any]:
+    """`(agent, environment)` of a recipe.
+
+    Raises:
+      UserError: a name is gone or an option no longer fits.
+    """
+    env = envs.make(recipe.env, **recipe.env_options)
+    maker = agent_maker(recipe.agent)
+    config, network = default_of(maker, "config"), None
+    if recipe.agent_config is not None:
+        config = _replace(config, recipe.agent_config, "agent")
+    if recipe.network is not None:
+        network = network_recipe(recipe.network)
+        if recipe.network_config is not None:
+            network = _replace(network, recipe.network_config, "network")
+    return make_agent(env.spec, maker, config, network), env
+
+
+def describe(agent: Agent, env: Any) -> Recipe | None:
+    """The recipe of objects that were made in Python, or None where names cannot make them again."""
+    env_options = _changed_fields(env)
+    try:
+        same_env = envs.make(env.spec.name, **env_options) == env
+    except Exception:
+        same_env = False
+    network = next((name for name, known in NETWORKS.items() if type(known) is type(agent.network)), None)
+    if type(agent.network) is type(NETWORKS["lstm"]):
+        network = agent.network.cell
+    if not same_env or agent.name not in AGENTS or network is None:
+        return None
+    config, network_config = dataclasses.asdict(agent.config), dataclasses.asdict(agent.network)
+    return Recipe(env.spec.name, env_options, agent.name, config, network, network_config)
+
+
+def write(directory: pathlib.Path, content: dict[str, Any]) -> None:
+    """Write `config.json` of a run directory."""
+    (directory / "config.json").write_text(json.dumps(content, indent=2, default=str) + "\n")
+
+
+def read(directory: pathlib.Path) -> dict[str, Any]:
+    """Read `config.json` of a run directory.
+
+    Raises:
+      UserError: it is not a run directory.
+    """
+    path = pathlib.Path(directory) / "config.json"
+    if not path.is_file():
+        raise UserError(
+            f"{directory} is not a run directory: it has no config.json. Name one that `train --run` wrote."
+        )
+    try:
+        return json.loads(path.read_text())
+    except ValueError as error:
+        raise UserError(f"{path} is not readable JSON ({error}). Restore it, or train again.") from error
+
+
+def read_recipe(directory: pathlib.Path) -> Recipe:
+    """The recipe of a run directory.
+
+    Raises:
+      UserError: the run was made from Python objects that have no names.
+    """
+    recipe = read(directory).get("recipe")
+    if recipe is None:
+        raise UserError(
+            f"{directory} was trained from Python objects that names cannot make again. "
+            "Call the same function from Python with those objects."
+        )
+    return Recipe(**recipe)
+
+
+def _changed_fields(value: Any) -> dict[str, Any]:
+    if not dataclasses.is_dataclass(value):
+        return {}
+    fields = {f.name: (getattr(value, f.name), f.default) for f in dataclasses.fields(value) if f.init}
+    return {name: now for name, (now, default) in fields.items() if now != default and name not in ("name", "id")}
+
+
+def _replace(default: Any, changes: dict[str, Any], what: str) -> Any:
+    """`default` (a dataclass) with `changes`; nested dataclasses and tuples come from JSON."""
+    fields = {field.name: getattr(default, field.name) for field in dataclasses.fields(default)}
+    strange = sorted(set(changes) - set(fields))
+    if strange:
+        raise unknown(f"{what} setting", strange[0], fields, f"There are {', '.join(fields)}.")
+    values = {}
+    for name, value in changes.items():
+        if dataclasses.is_dataclass(fields[name]):
+            value = _replace(fields[name], value, what)
+        values[name] = tuple(value) if isinstance(value, list) else value
+    return dataclasses.replace(default, **values)

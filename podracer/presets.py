@@ -1,0 +1,66 @@
+"""Presets: settings that were run, with what they reached. `train` uses the one that fits the environment and agent.
+
+A preset is a starting point: every flag overrides its value. Where none fits, the agent's and the architecture's own
+defaults are used.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Preset:
+    """Settings for one environment and agent.
+
+    Attributes:
+      env: the environment's name, or its start with a final "*".
+      agent: the agent's name.
+      config: fields of the agent's config.
+      network: name of the network recipe.
+      network_config: fields of the recipe.
+      settings: fields of the architecture's settings; the same on every architecture that has them.
+      result: command, machine, duration and score of a run with it.
+    """
+
+    env: str
+    agent: str
+    config: dict[str, Any] = dataclasses.field(default_factory=dict)
+    network: str | None = None
+    network_config: dict[str, Any] = dataclasses.field(default_factory=dict)
+    settings: dict[str, Any] = dataclasses.field(default_factory=dict)
+    result: str = ""
+
+
+PRESETS: dict[str, Preset] = {
+    "catch-ppo": Preset(
+        "catch",
+        "ppo",
+        config={"learning_rate": 1e-3, "anneal_steps": 400_000},
+        settings={"total_steps": 400_000, "batch_per_core": 32, "unroll_length": 32},
+    ),
+    "cartpole-ppo": Preset(
+        "cartpole",
+        "ppo",
+        config={"learning_rate": 2.5e-4, "anneal_steps": 500_000},
+        settings={"total_steps": 500_000, "batch_per_core": 2, "unroll_length": 128},
+    ),
+    "minatar-ppo": Preset(
+        "minatar/*",
+        "ppo",
+        config={"learning_rate": 5e-3, "anneal_steps": 10_000_000, "minibatches": 8},
+        network="mlp",
+        network_config={"activation": "relu"},
+        settings={"total_steps": 10_000_000, "batch_per_core": 32, "unroll_length": 128},
+    ),
+}
+
+
+def find(env: str, agent: str) -> tuple[str, Preset] | None:
+    """`(name, preset)` of the preset for an environment and agent, or None."""
+    for name, preset in PRESETS.items():
+        matches = env.startswith(preset.env[:-1]) if preset.env.endswith("*") else env == preset.env
+        if matches and agent == preset.agent:
+            return name, preset
+    return None

@@ -1,0 +1,148 @@
+"""Where the numbers of a run go: the terminal, `metrics.jsonl`, TensorBoard, Weights & Biases.
+
+A row is a flat dict of plain numbers. What has no value yet (a return before the first episode ended) is absent, not 0.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import pathlib
+import sys
+import time
+from typing import Any, Protocol
+
+from podracer.errors import UserError
+
+Row = dict[str, Any]
+
+
+class Sink(Protocol):
+    """Something that takes rows."""
+
+    def write(self, row: Row) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class JsonLines:
+    """Appends each row to `metrics.jsonl`, flushed, so that a killed run keeps its rows."""
+
+    def __init__(self, path: pathlib.Path):
+        self._file = open(path, "a", buffering=1)
+
+    def write(self, row: Row) -> None:
+        finite = {k: v for k, v in row.items() if not isinstance(v, float) or math.isfinite(v)}
+        self._file.write(json.dumps(finite) + "\n")
+
+    def close(self) -> None:
+        self._file.close()
+
+
+class TensorBoard:
+    """Scalars over steps; many runs in one program appear as one curve per member."""
+
+    def __init__(self, directory: pathlib.Path):
+        from tensorboardX import SummaryWriter
+
+        self._directory, self._make, self._writers = directory, SummaryWriter, {}
+
+    def write(self, row: Row) -> None:
+        member = row.get("member")
+        if member not in self._writers:
+            name = "." if member is None else f"member-{member:03d}"
+            self._writers[member] = self._make(str(self._directory / name))
+        for name, value in row.items():
+            if isinstance(value, int | float) and name not in ("steps", "member"):
+                self._writers[member].add_scalar(name, value, row["steps"])
+
+    def close(self) -> None:
+        for writer in self._writers.values():
+            writer.close()
+
+
+class WeightsAndBiases:
+    """One W&B run per training run.
+
+    Raises:
+      UserError: wandb is not installed.
+    """
+
+    def __init__(self, directory: pathlib.Path, config: dict[str, Any]):
+        try:
+            import wandb
+        except ImportError as error:
+            raise UserError(
+                "wandb is not installed; expected it for --wandb. pip install 'podracer[wandb]'."
+            ) from error
+        self._run = wandb.init(project="podracer", name=directory.name, dir=str(directory), config=config)
+
+    def write(self, row: Row) -> None:
+        member = row.get("member")
+        prefix = "" if member is None else f"member-{member:03d}/"
+        self._run.log({prefix + name: value for name, value in row.items() if name != "member"}, step=row["steps"])
+
+    def close(self) -> None:
+        self._run.finish()
+
+
+class Terminal:
+    """A live bar in a terminal; a plain line every few seconds elsewhere.
+
+    Args:
+      total_steps: where the bar ends.
+      label: what is trained.
+      every_s: how often a plain line is printed.
+    """
+
+    def __init__(self, total_steps: int, label: str, every_s: float = 5.0):
+        self._total, self._label, self._every_s = total_steps, label, every_s
+        self._last, self._progress, self._returns = -math.inf, None, {}
+        if sys.stderr.isatty():
+            from rich import console, progress
+
+            self._progress = progress.Progress(
+                progress.TextColumn("{task.description}"),
+                progress.BarColumn(bar_width=24),
+                progress.TextColumn("{task.percentage:>3.0f}%"),
+                progress.TextColumn("{task.fields[numbers]}"),
+                progress.TimeRemainingColumn(compact=True),
+                console=console.Console(stderr=True),
+            )
+            self._task = self._progress.add_task(label, total=total_steps, numbers="compiling")
+            self._progress.start()
+
+    def note(self, text: str) -> None:
+        """A line of text that stays."""
+        if self._progress is not None:
+            self._progress.console.print(text, highlight=False)
+        else:
+            print(text, file=sys.stderr, flush=True)
+
+    def write(self, row: Row) -> None:
+        if "return_mean" in row:
+            self._returns[row.get("member")] = row["return_mean"]
+        numbers = f"{_short(row['steps'])} steps  {_short(row.get('steps_per_s', 0))} steps/s"
+        if self._returns:
+            numbers += f"  return {sum(self._returns.values()) / len(self._returns):.2f}"
+            numbers += f" (mean of {len(self._returns)} runs)" if len(self._returns) > 1 else ""
+        if self._progress is not None:
+            self._progress.update(self._task, completed=row["steps"], numbers=numbers)
+        elif time.monotonic() - self._last > self._every_s or row["steps"] >= self._total:
+            self._last = time.monotonic()
+            left = (self._total - row["steps"]) / row["steps_per_s"] if row.get("steps_per_s") else math.nan
+            rest = f"  {left:.0f} s left" if math.isfinite(left) and left > 0 else ""
+            print(
+                f"{self._label}  {100 * row['steps'] / self._total:3.0f}%  {numbers}{rest}", file=sys.stderr, flush=True
+            )
+
+    def close(self) -> None:
+        if self._progress is not None:
+            self._progress.stop()
+
+
+def _short(number: float) -> str:
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if number >= limit:
+            return f"{number / limit:.3g}{unit}"
+    return f"{number:.3g}"
