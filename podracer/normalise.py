@@ -42,7 +42,7 @@ def update(moments: Moments, values: Any, mask: jax.Array, axis_name: str | None
 
     values = jax.tree.map(lambda leaf: leaf.astype(jnp.float32), values)
     batch_mean = jax.tree.map(lambda leaf: mesh.total(masked_sum(leaf), axis_name) / safe, values)
-    squares = jax.tree.map(lambda leaf, mean: masked_sum((leaf - mean) ** 2), values, batch_mean)
+    squares = jax.tree.map(lambda leaf, mean: masked_sum(_minus(leaf, mean) ** 2), values, batch_mean)
     batch_square = jax.tree.map(lambda leaf: leaf / safe, mesh.total(squares, axis_name))
 
     share = count / jnp.maximum(total, 1.0)
@@ -60,9 +60,15 @@ def normalise(moments: Moments, values: Any) -> Any:
     """`values` with mean 0 and variance 1, clipped to 10 standard deviations."""
 
     def one(leaf, mean, square):
-        return jnp.clip((leaf.astype(jnp.float32) - mean) * jax.lax.rsqrt(square + 1e-8), -CLIP, CLIP)
+        inverse_std = jnp.broadcast_to(jax.lax.rsqrt(square + 1e-8), leaf.shape)
+        return jnp.clip(_minus(leaf.astype(jnp.float32), mean) * inverse_std, -CLIP, CLIP)
 
     return jax.tree.map(one, values, moments.mean, moments.square)
+
+
+def _minus(leaf: jax.Array, mean: jax.Array) -> jax.Array:
+    """`leaf` [..., D] minus `mean` [D]."""
+    return leaf - jnp.broadcast_to(mean, leaf.shape)
 
 
 def scale(moments: Moments) -> jax.Array:

@@ -127,7 +127,7 @@ def pqn(
             def loss(weights):
                 network_state = jax.tree.map(lambda leaf: leaf[0], minibatch.network_state)
                 q_values = unroll(network, weights, minibatch.observation, minibatch.first, network_state)
-                chosen = jnp.arange(num_actions) == minibatch.action[..., None]
+                chosen = jax.nn.one_hot(minibatch.action, num_actions, dtype=bool)
                 q_value = jnp.sum(jnp.where(chosen, q_values, 0.0), -1)
                 error = jnp.sum(weight * (q_value - minibatch.target) ** 2)
                 return 0.5 * error, {"td_error": error, "q_value": jnp.sum(weight * q_value)}

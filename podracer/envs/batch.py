@@ -172,6 +172,7 @@ def to_environment(spec: api.Action, action: Any) -> Any:
     bounded = np.isfinite(low) & np.isfinite(high)
     middle = np.where(bounded, (np.where(bounded, low, 0) + np.where(bounded, high, 0)) / 2, 0)
     scale = np.where(bounded, (np.where(bounded, high, 0) - np.where(bounded, low, 0)) / 2, 1)
+    middle, scale, low, high = (jnp.broadcast_to(each, action.shape) for each in (middle, scale, low, high))
     return jnp.clip(middle + scale * action, low, high).astype(jnp.float32)
 
 

@@ -51,14 +51,12 @@ def _sample(key, logits):
     cumulative = jnp.cumsum(weights, -1)
     # uniform < 1, so the threshold stays below the total; rounding up to it would pick no value at all.
     threshold = jax.random.uniform(key, logits.shape[:-1]) * cumulative[..., -1]
-    action = jnp.sum(cumulative <= threshold[..., None], -1)
-    return jnp.minimum(action, _last_possible(weights)).astype(jnp.int32)
-
-
-def _last_possible(weights):
-    """The highest index with positive weight: where rounding pushed the draw past the end."""
-    positions = jnp.arange(weights.shape[-1])
-    return jnp.max(jnp.where(weights > 0, positions, 0), -1)
+    possible, positions = weights > 0, jax.lax.broadcasted_iota(jnp.int32, weights.shape, weights.ndim - 1)
+    # A parallel sum rounds each prefix on its own, so it may step up, or down, where the weight is 0: ask both.
+    passed = possible & (cumulative > threshold[..., None])
+    action = jnp.min(jnp.where(passed, positions, weights.shape[-1]), -1)
+    # Where rounding pushed the draw past the end, the last possible value.
+    return jnp.minimum(action, jnp.max(jnp.where(possible, positions, 0), -1))
 
 
 def _mode(logits):
@@ -66,7 +64,7 @@ def _mode(logits):
 
 
 def _log_prob(logits, action):
-    chosen = jnp.arange(logits.shape[-1]) == action[..., None]
+    chosen = jax.nn.one_hot(action, logits.shape[-1], dtype=bool)
     return jnp.sum(jnp.where(chosen, jax.nn.log_softmax(logits), 0.0), -1)
 
 

@@ -1,0 +1,24 @@
+"""What every test needs before JAX starts: eight virtual CPU cores, a compilation cache, strict broadcasting."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jax
+import pytest
+
+from podracer import mesh
+
+mesh.start_backend("cpu", 8)
+jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parents[1] / ".cache" / "xla"))
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
+
+
+@pytest.fixture(autouse=True)
+def strict_broadcasting(request):
+    """Arrays of different rank do not broadcast silently, except where a library needs it (`loose_rank`)."""
+    third_party = "envs" in request.path.parts or request.path.name == "test_environments.py"
+    loose = third_party or request.node.get_closest_marker("loose_rank") is not None
+    with jax.numpy_rank_promotion("allow" if loose else "raise"):
+        yield
