@@ -47,7 +47,7 @@ def gae(step: Transitions, lambda_: Array | float) -> Array:
 def lambda_returns(step: Transitions, lambda_: Array | float) -> Array:
     """TD(lambda) returns [T, B] (Sutton and Barto 2018, section 12.1); the own value at masked transitions."""
     function = jax.vmap(rlax.lambda_returns, (1, 1, 1, None), 1)
-    return function(step.reward, step.discount, step.next_value, lambda_)
+    return function(step.reward, step.discount, step.next_value, _float(lambda_))
 
 
 def n_step_returns(step: Transitions, n: int) -> Array:
@@ -80,9 +80,14 @@ def vtrace(
 
     def one(value, next_value, reward, discount, rho):
         return rlax.vtrace_td_error_and_advantage(
-            value, next_value, reward, discount, rho, lambda_, clip_rho, clip_pg_rho
+            value, next_value, reward, discount, rho, _float(lambda_), clip_rho, clip_pg_rho
         )
 
     rho = jnp.where(step.valid, jnp.exp(log_rho), 1.0)
     out = jax.vmap(one, 1, 1)(step.value, step.next_value, step.reward, step.discount, rho)
     return VTrace(jax.lax.stop_gradient(out.errors + step.value), jax.lax.stop_gradient(out.pg_advantage))
+
+
+def _float(number: Array | float) -> Array:
+    """rlax refuses Python integers, but a lambda of 1 is a lambda."""
+    return jnp.asarray(number, jnp.float32)
