@@ -48,7 +48,7 @@ _FAMILIES: dict[str, tuple[Callable[..., Any], tuple[str, ...], str]] = {
     "gymnax": (Gymnax, gymnax.NAMES, "gymnax"),
     "minatar": (
         lambda name, **options: Gymnax(f"{name}-MinAtar", **options),
-        ("Asterix", "Breakout", "Freeway", "SpaceInvaders"),
+        ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders"),
         "MinAtar, 10 x 10 planes (gymnax)",
     ),
     "brax": (Brax, brax.NAMES, "rigid-body task of brax, continuous actions"),

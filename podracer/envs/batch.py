@@ -205,7 +205,8 @@ class TimeLimit:
         env_state, out = self.env.step(state.env, action, key)
         out = api.Step(*out)
         steps = state.steps + 1
-        truncated = (out.truncated | (steps >= self.max_steps)) & ~out.terminated
+        # `~` would be wrong for environments that give Python bools.
+        truncated = jnp.logical_or(out.truncated, steps >= self.max_steps) & jnp.logical_not(out.terminated)
         return TimeLimitState(env_state, steps), out._replace(truncated=truncated)
 
     def render(self, state):

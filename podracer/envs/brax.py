@@ -42,8 +42,8 @@ class _Raw:
 
     def step(self, state, action, key):
         state = self.owner.made.step(state, action)
-        terminated = state.done.astype(bool)
-        reward = state.reward.astype(jnp.float32)
+        # Some tasks give Python numbers.
+        terminated, reward = jnp.asarray(state.done).astype(bool), jnp.asarray(state.reward, jnp.float32)
         return state, api.Step(adapting.compact(state.obs), reward, terminated, jnp.zeros((), bool))
 
 

@@ -15,10 +15,10 @@ from podracer.errors import UserError, unknown
 # What `names()` lists without importing gymnax; other names that the installed gymnax knows work as well.
 _LISTED = (
     "CartPole-v1 Pendulum-v1 Acrobot-v1 MountainCar-v0 MountainCarContinuous-v0 "
-    "Asterix-MinAtar Breakout-MinAtar Freeway-MinAtar SpaceInvaders-MinAtar "
+    "Asterix-MinAtar Breakout-MinAtar Freeway-MinAtar Seaquest-MinAtar SpaceInvaders-MinAtar "
     "Catch-bsuite DeepSea-bsuite MemoryChain-bsuite UmbrellaChain-bsuite DiscountingChain-bsuite "
     "MNISTBandit-bsuite SimpleBandit-bsuite FourRooms-misc MetaMaze-misc PointRobot-misc BernoulliBandit-misc "
-    "GaussianBandit-misc Reacher-misc Swimmer-misc Pong-misc"
+    "GaussianBandit-misc Reacher-misc Swimmer-misc Pong-misc FrozenLake-misc"
 )
 NAMES = tuple(_LISTED.split())
 NEVER = 2**30  # a time limit that no episode reaches

@@ -153,6 +153,15 @@ def test_time_limit_truncates_but_a_termination_wins():
         assert ends == [(False, False)] * 2 + [(short, not short)]
 
 
+def test_time_limits_take_python_bools():
+    env = types.SimpleNamespace(
+        spec=Scripted().spec, reset=lambda key: (0, 0.0), step=lambda state, action, key: (0, (0.0, 1.0, False, False))
+    )
+    limited = TimeLimit(env, 1)
+    _, out = limited.step(limited.reset(None)[0], 0, None)
+    assert out.truncated.dtype == bool and out.truncated
+
+
 def test_time_limits_nest():
     assert TimeLimit(TimeLimit(Catch(), 5), 9).spec.max_episode_steps == 5
     assert TimeLimit(GridWorld(max_steps=50), 9).spec.max_episode_steps == 9
@@ -202,12 +211,12 @@ def test_mistakes_are_user_errors(make, message):
 
 def test_a_reset_that_disagrees_with_step_is_named():
     class Sloppy(Scripted):
-        def reset(self, key):
-            state, observation = super().reset(key)
-            return state._replace(steps=jnp.zeros(())), observation
+        def step(self, state, action, key):
+            state, out = super().step(state, action, key)
+            return state._replace(steps=state.steps * 1.0), out
 
     batch = Batch(Sloppy())
     keys = jax.random.split(jax.random.key(0), 2)
-    state, _ = batch.init(keys)
-    with pytest.raises(UserError, match=r"scripted: state.steps is float32\[\] after reset and int32"):
-        batch.step(state._replace(env=state.env._replace(steps=jnp.zeros(2, jnp.int32))), jnp.zeros(2, jnp.int32), keys)
+    state, _ = jax.eval_shape(batch.init, keys)
+    with pytest.raises(UserError, match=r"scripted: state.steps is int32\[\] after reset and float32\[\] after step"):
+        jax.eval_shape(batch.step, state, jnp.zeros(2, jnp.int32), keys)

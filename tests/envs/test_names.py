@@ -1,0 +1,173 @@
+"""Environments by name, and from a file of the user's own."""
+
+import re
+import subprocess
+import sys
+import textwrap
+
+import jax
+import pytest
+
+from podracer import envs, plugins
+from podracer.errors import UserError
+
+GOOD = """
+    from podracer import envs
+
+    class Mine(envs.Catch):
+        pass
+
+    def small(rows=4):
+        return envs.Catch(rows=rows)
+
+    ready = envs.Catch(rows=6)
+"""
+
+
+@pytest.fixture
+def write(tmp_path):
+    def write(text, name="mine.py"):
+        path = tmp_path / name
+        path.write_text(textwrap.dedent(text).lstrip())
+        return path
+
+    return write
+
+
+@pytest.mark.parametrize("name", ["catch", "gridworld", "cartpole", "cartpole-masked", "memory-chain"])
+def test_own_environments_by_name(name):
+    assert envs.make(name).spec.name == name
+    assert name in dict(envs.names())
+
+
+def test_options_reach_the_environment():
+    assert envs.make("catch", rows=7) == envs.Catch(rows=7)
+    assert envs.make("cartpole-masked", max_steps=9) == envs.CartPole(9, mask_velocity=True)
+
+
+@pytest.mark.parametrize("game", ["Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders"])
+def test_minatar_is_an_alias(game):
+    pytest.importorskip("gymnax")
+    assert envs.make(f"minatar/{game}") == envs.Gymnax(f"{game}-MinAtar")
+
+
+def test_every_name_has_one_line():
+    listed = envs.names()
+    assert len({name for name, _ in listed}) == len(listed)
+    assert all(description and "\n" not in description for _, description in listed)
+    assert {"gymnax/CartPole-v1", "minatar/Breakout", "brax/ant", "jumanji/Snake-v1", "pgx/chess"} <= {
+        name for name, _ in listed
+    }
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("cartpol", "unknown environment 'cartpol'. Did you mean 'cartpole'"),
+        ("Catch", "Did you mean 'catch'"),
+        ("brx/ant", "Did you mean 'brax/ant'"),
+        ("minatar/breakot", "Did you mean"),
+        ("zzzzzz", "unknown environment 'zzzzzz'. List them"),
+    ],
+)
+def test_unknown_names_suggest_a_known_one(name, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        envs.make(name)
+
+
+def test_unknown_options_suggest_a_known_one():
+    with pytest.raises(UserError, match=r"catch has no option 'row'. Did you mean 'rows'\? It has: rows, columns"):
+        envs.make("catch", row=3)
+
+
+def test_a_class_a_function_and_an_instance_in_a_file(write):
+    path = write(GOOD)
+    assert envs.make(f"{path}:Mine", rows=5).rows == 5
+    assert envs.make(f"{path}:small").rows == 4
+    assert envs.make(f"{path}:small", rows=9).rows == 9
+    assert envs.make(f"{path}:ready").rows == 6
+    assert envs.make(f"{path}:Mine") == envs.make(f"{path}:Mine")
+    envs.Batch(envs.make(f"{path}:Mine")).init(jax.random.split(jax.random.key(0), 2))
+
+
+def test_a_relative_path_and_a_neighbour(write, monkeypatch):
+    write("size = 8\n", "podracer_test_neighbour.py")
+    path = write(
+        "import podracer_test_neighbour\nfrom podracer import envs\nenv = envs.Catch(podracer_test_neighbour.size)\n"
+    )
+    monkeypatch.chdir(path.parent)
+    before = list(sys.path)
+    assert envs.make("mine.py:env").rows == 8
+    assert sys.path == before
+
+
+def test_a_changed_file_is_read_again(write):
+    path = write("value = 1\n")
+    assert plugins.load_object(f"{path}:value") == 1
+    write("value = 100\n")
+    assert plugins.load_object(f"{path}:value") == 100
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("x = 1\ny = 1 / 0\n", "mine.py:2: ZeroDivisionError: division by zero"),
+        ("def f(:\n", "mine.py:1: SyntaxError: invalid syntax"),
+        ("x = 1\nimport no_such_module\n", "mine.py:2: ModuleNotFoundError: No module named 'no_such_module'"),
+        ("import json\n\n\njson.loads('{')\n", "mine.py:4: JSONDecodeError: Expecting property name"),
+        ("class Env:\n    def __init__(self):\n        raise KeyError('k')\n", "mine.py:3: KeyError: 'k'"),
+        ("def Env(size):\n    return size\n", "mine.py: TypeError: Env() missing 1 required positional argument"),
+        (
+            "from podracer import envs\ndef Env():\n    return envs.make('ctch')\n",
+            "mine.py:3: unknown environment 'ctch'",
+        ),
+        ("Enw = 3\n", "unknown object 'Env'. Did you mean 'Enw'"),
+        ("Env = 3\n", "mine.py:Env gives a int without spec and reset and step"),
+        ("class Env:\n    spec = 1\n    def reset(self, key): ...\n", "gives a Env without step"),
+        (
+            "class Env:\n    spec = 1\n    def reset(self, key): ...\n    def step(self, state, action, key): ...\n",
+            "mine.py:Env: spec is a int; expected a podracer.envs.api.Spec",
+        ),
+        (
+            "class Env:\n    @property\n    def spec(self):\n        return self.nothing\n"
+            "    def reset(self, key): ...\n    def step(self, state, action, key): ...\n",
+            "mine.py:4: AttributeError: 'Env' object has no attribute 'nothing'",
+        ),
+    ],
+)
+def test_mistakes_in_a_file_name_its_line(write, text, message):
+    path = write(text)
+    with pytest.raises(UserError, match=re.escape(message)) as caught:
+        envs.make(f"{path}:Env")
+    assert "\n" not in str(caught.value)
+
+
+def test_wrong_references(write):
+    path = write(GOOD)
+    with pytest.raises(UserError, match=r"there is no file .*min.py. Did you mean 'mine.py'"):
+        envs.make(f"{path.parent}/min.py:Mine")
+    with pytest.raises(UserError, match=r"does not name an object in a file; expected path.py:Object"):
+        envs.make(f"{path}")
+    with pytest.raises(UserError, match="is an environment already and takes no options"):
+        envs.make(f"{path}:ready", rows=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [("a.py:B", True), ("/x/a.py:B", True), ("a.py", True), ("catch", False), ("pgx/chess", False), ("a.pyx", False)],
+)
+def test_references_are_recognised(name, expected):
+    assert plugins.is_reference(name) is expected
+
+
+def test_importing_is_light():
+    code = """
+import sys
+import podracer.envs
+assert podracer.envs.names()
+loaded = {"gymnax", "brax", "jumanji", "pgx", "gymnasium", "matplotlib"} & set(sys.modules)
+assert not loaded, loaded
+from jax._src import xla_bridge
+assert not xla_bridge._backends, "a device was queried"
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
