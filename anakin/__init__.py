@@ -1,1 +1,6 @@
+"""Anakin: environment and learner in one compiled program, replicated over every core."""
 
+from anakin.loop import Anakin, AnakinState, Members
+from anakin.train import Run, Settings, resume, train
+
+__all__ = ["Anakin", "AnakinState", "Members", "Run", "Settings", "resume", "train"]

@@ -40,15 +40,10 @@ class Checkpoints:
         """
         import orbax.checkpoint as ocp
 
-        self._open(create=True).save(
-            steps,
-            args=ocp.args.Composite(
-                params=ocp.args.StandardSave(_to_dict(params)),
-                state=ocp.args.StandardSave(_to_dict(state)),
-                meta=ocp.args.JsonSave({"format": FORMAT, "steps": steps, **meta}),
-            ),
-            force=True,
-        )
+        items = {name: _to_dict(tree) for name, tree in {"params": params, "state": state}.items()}
+        saved = {name: ocp.args.StandardSave(leaves) for name, leaves in items.items() if leaves}
+        meta = {"format": FORMAT, "steps": steps, **meta}
+        self._open(create=True).save(steps, args=ocp.args.Composite(meta=ocp.args.JsonSave(meta), **saved), force=True)
         self._manager.wait_until_finished()
 
     def steps(self) -> list[int]:

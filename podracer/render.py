@@ -27,7 +27,9 @@ def check_out(path: pathlib.Path) -> None:
         raise UserError(f"--out is '{path}', but the folder {path.parent} does not exist. Create it first.")
 
 
-def play(agent: Agent, env: Any, params: Any, episodes: int = 3, max_steps: int = 500, seed: int = 0) -> list[np.ndarray]:
+def play(
+    agent: Agent, env: Any, params: Any, episodes: int = 3, max_steps: int = 500, seed: int = 0
+) -> list[np.ndarray]:
     """Frames uint8 [H, W, 3] of `episodes` episodes, at most `max_steps` steps in all, the agent acting greedily.
 
     Raises:
@@ -75,4 +77,3 @@ def write(path: pathlib.Path, frames: list[np.ndarray], frames_per_s: float = 30
 
 def _draw(env: Any, state: Any) -> np.ndarray:
     return np.asarray(env.render(jax.tree.map(lambda leaf: leaf[0], jax.device_get(state.env))), np.uint8)
-

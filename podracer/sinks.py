@@ -29,7 +29,7 @@ class JsonLines:
     """Appends each row to `metrics.jsonl`, flushed, so that a killed run keeps its rows."""
 
     def __init__(self, path: pathlib.Path):
-        self._file = open(path, "a", buffering=1)
+        self._file = open(path, "a", buffering=1)  # noqa: SIM115 (closed by close)
 
     def write(self, row: Row) -> None:
         finite = {k: v for k, v in row.items() if not isinstance(v, float) or math.isfinite(v)}

@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from podracer.networks.initializers import orthogonal
+
 Activation = Literal["tanh", "relu", "swish", "gelu", "elu"]
 
 
@@ -27,7 +29,7 @@ def flat_size(observation_spec: Any) -> int:
 
 def linear(inputs: int, outputs: int, scale: float, rngs: nnx.Rngs) -> nnx.Linear:
     """A dense layer with orthogonal weights (Saxe et al. 2014) times `scale`, and zero biases."""
-    return nnx.Linear(inputs, outputs, kernel_init=nnx.initializers.orthogonal(scale), rngs=rngs)
+    return nnx.Linear(inputs, outputs, kernel_init=orthogonal(scale), rngs=rngs)
 
 
 class Mlp(nnx.Module):

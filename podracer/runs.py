@@ -1,0 +1,142 @@
+"""What every run has, whatever the architecture: its directory, its facts, its way to stop."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import pathlib
+import platform
+import signal
+import subprocess
+import sys
+import threading
+from typing import Any
+
+import jax
+
+from podracer import config, mesh
+from podracer.errors import UserError
+from podracer.sinks import JsonLines, Sink, TensorBoard, WeightsAndBiases
+
+PACKAGES = ("podracer", "jax", "jaxlib", "flax", "optax", "rlax", "orbax-checkpoint", "numpy", "gymnax")
+
+
+class NonFiniteLoss(RuntimeError):
+    """A loss or gradient was NaN or infinite. The update was not taken; the checkpoints are those from before."""
+
+    def __init__(self, update: int, directory: pathlib.Path | None, member: int | None = None):
+        where = f" of member {member}" if member is not None else ""
+        kept = f"The checkpoints in {directory} are from before it. " if directory is not None else ""
+        super().__init__(
+            f"the loss of update {update}{where} is not finite; training stopped. {kept}"
+            "Lower the learning rate, or use --nan skip to leave such updates out."
+        )
+        self.update = update
+
+
+class Interruption:
+    """Ctrl-C and SIGTERM as a flag that the loop reads; a second Ctrl-C interrupts at once.
+
+    Outside the main thread, where Python allows no handlers, it does nothing.
+    """
+
+    def __init__(self):
+        self.signal: int | None = None
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> Interruption:
+        if threading.current_thread() is threading.main_thread():
+            for number in (signal.SIGINT, signal.SIGTERM):
+                self._before[number] = signal.signal(number, self._handle)
+        return self
+
+    def __exit__(self, *_) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _handle(self, number, frame) -> None:
+        if self.signal is not None and number == signal.SIGINT:
+            raise KeyboardInterrupt
+        self.signal = number
+
+    def leave(self, directory: pathlib.Path | None, steps: int) -> None:
+        """Raise what the signal asks for, now that everything is saved; nothing without a signal."""
+        if self.signal is None:
+            return
+        rest = f"; go on with: podracer resume {directory}" if directory is not None else ""
+        text = f"stopped at {steps:,} steps{rest}"
+        if self.signal == signal.SIGINT:
+            raise KeyboardInterrupt(text)
+        print(text, file=sys.stderr)
+        raise SystemExit(128 + self.signal)
+
+
+def create_directory(directory: pathlib.Path, content: dict[str, Any]) -> pathlib.Path:
+    """A new run directory with its `config.json`.
+
+    Raises:
+      UserError: it exists already, or cannot be made.
+    """
+    try:
+        directory.mkdir(parents=True, exist_ok=False)
+    except FileExistsError:
+        raise UserError(
+            f"run directory {directory} exists. Choose another --run, or go on with it: podracer resume {directory}"
+        ) from None
+    except OSError as error:
+        raise UserError(f"run directory {directory} cannot be made: {error.strerror}. Choose another --run.") from None
+    config.write(directory, content)
+    return directory
+
+
+def check_new(directory: pathlib.Path) -> None:
+    """Refuse a run directory that exists, before anything expensive.
+
+    Raises:
+      UserError: it exists.
+    """
+    if directory.exists():
+        raise UserError(
+            f"run directory {directory} exists. Choose another --run, or go on with it: podracer resume {directory}"
+        )
+
+
+def default_sinks(directory: pathlib.Path | None, tensorboard: bool, wandb: bool) -> list[Sink]:
+    """The files of a run directory, and what else was asked for."""
+    if directory is None:
+        return []
+    sinks: list[Sink] = [JsonLines(directory / "metrics.jsonl")]
+    if tensorboard:
+        sinks.append(TensorBoard(directory / "tensorboard"))
+    if wandb:
+        sinks.append(WeightsAndBiases(directory, config.read(directory)))
+    return sinks
+
+
+def environment_facts(cores: Any) -> dict[str, Any]:
+    """What one must know to repeat a run: command, versions, commit, devices, date."""
+    return {
+        "command": [pathlib.Path(sys.argv[0]).name, *sys.argv[1:]],
+        "versions": {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
+        "git_commit": _git_commit(),
+        "devices": mesh.describe(list(cores.devices.flat)),
+        "platform": jax.default_backend(),
+        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+    }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _git_commit() -> str | None:
+    """The commit of the source tree this runs from, or None."""
+    here = pathlib.Path(__file__).resolve().parent
+    command = ["git", "-C", str(here), "rev-parse", "HEAD"]
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
+    except (OSError, subprocess.SubprocessError):
+        return None
