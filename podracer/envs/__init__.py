@@ -110,14 +110,15 @@ def _from_file(reference: str, options: dict[str, Any]) -> Any:
             f"{reference} gives a {type(found).__name__} without {' and '.join(lacking)}; expected an environment "
             "with spec, reset(key) and step(state, action, key)."
         )
+    env: Any = found
     with plugins.blame(reference):
-        spec = found.spec
+        spec = env.spec
     if not isinstance(spec, api.Spec):
         raise UserError(
             f"{reference}: spec is a {type(spec).__name__}; expected a podracer.envs.api.Spec with a name, "
             "an observation and an action."
         )
-    return found
+    return env
 
 
 def _missing(found: Any) -> list[str]:

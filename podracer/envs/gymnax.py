@@ -80,13 +80,13 @@ class Gymnax:
         action = self._action_spec
         state, observation = jax.eval_shape(self.reset, jax.random.key(0))
         limit = getattr(params, "max_steps_in_episode", None)
-        truncates = limit is not None and hasattr(state, "time")
+        limit = int(limit) if limit is not None and hasattr(state, "time") else None
         return api.Spec(
             name=f"gymnax/{self.name}",
             observation=adapting.array_spec(observation),
             action=action,
-            truncates=truncates,
-            max_episode_steps=int(limit) if truncates else None,
+            truncates=limit is not None,
+            max_episode_steps=limit,
         )
 
     @functools.cached_property

@@ -63,15 +63,15 @@ class Jumanji:
     def made(self) -> Any:
         """jumanji's own environment."""
         try:
-            import jumanji
+            from jumanji import registration
         except ImportError as error:
             raise adapting.missing("jumanji", error) from error
-        registered = jumanji.registered_environments()
+        registered = registration.registered_environments()
         if self.id not in registered:
             raise unknown("jumanji environment", self.id, registered, "See `podracer.envs.names()`.")
         options = dict(self.options)
         try:
-            return jumanji.make(self.id, **options)
+            return registration.make(self.id, **options)
         except TypeError as error:
             raise adapting.bad_option(f"jumanji/{self.id}", error, options, ()) from error
 

@@ -118,7 +118,7 @@ class Pgx:
 
         A loop, because in some games (backgammon) a player may move several times in a row.
         """
-        policy = random_opponent if self.opponent == "random" else self.opponent
+        policy: Any = random_opponent if self.opponent == "random" else self.opponent
 
         def others_turn(carry):
             game = carry[0]

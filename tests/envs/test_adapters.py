@@ -236,9 +236,9 @@ class Ends:
 
 
 def test_jumanji_ends_are_told_apart_by_their_discount(monkeypatch):
-    jumanji = pytest.importorskip("jumanji")
-    monkeypatch.setattr(jumanji, "registered_environments", lambda: {"Ends-v0"})
-    monkeypatch.setattr(jumanji, "make", lambda id: Ends())
+    registration = pytest.importorskip("jumanji.registration")
+    monkeypatch.setattr(registration, "registered_environments", lambda: {"Ends-v0"})
+    monkeypatch.setattr(registration, "make", lambda id: Ends())
     env = Jumanji("Ends-v0")
     assert env.spec.observation == {"observation": api.Array((2,), np.dtype(np.float32))}
     state, _ = env.reset(jax.random.key(0))
