@@ -120,6 +120,8 @@ class Terminal:
             print(text, file=sys.stderr, flush=True)
 
     def write(self, row: Row) -> None:
+        if "steps_per_s" not in row:
+            return  # an evaluation: it does not move the bar
         if "return_mean" in row:
             self._returns[row.get("member")] = row["return_mean"]
         numbers = f"{_short(row['steps'])} steps  {_short(row.get('steps_per_s', 0))} steps/s"

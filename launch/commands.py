@@ -1,0 +1,451 @@
+"""The subcommands of `podracer`, each a function of its command-line arguments."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import itertools
+import json
+import pathlib
+import sys
+from typing import Annotated, Any, Literal
+
+from launch.parse import parse, take, take_options
+from podracer import config, envs, mesh, presets, runs
+from podracer.errors import UserError, check_number, closest
+
+Platform = Literal["cpu", "gpu", "tpu"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """Where a command runs."""
+
+    cores: str = "auto"
+    """How many cores; auto takes all of an accelerator, or one virtual core per physical core of a CPU."""
+    platform: Platform | None = None
+    """cpu, gpu or tpu; None takes what is there."""
+
+    def start(self) -> int | None:
+        """Start JAX; the number of cores, or None for all."""
+        number = None
+        if self.cores != "auto":
+            if not self.cores.isdigit():
+                raise UserError(f"--cores is '{self.cores}'; expected auto or a number. Leave it out for all cores.")
+            number = int(self.cores)
+            check_number("--cores", number, minimum=1)
+        mesh.start_backend(self.platform, number)
+        use_compilation_cache()
+        return number
+
+
+def use_compilation_cache() -> None:
+    """Keep compiled programs between commands, in the user's cache folder: the second start is fast."""
+    import os
+
+    import jax
+
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+        base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        jax.config.update("jax_compilation_cache_dir", os.path.join(base, "podracer", "xla"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+def train(arguments: list[str]) -> None:
+    """`podracer train ARCHITECTURE --env ENV --agent AGENT [OPTIONS]`."""
+    architectures = ("anakin",)
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(f"usage: podracer train {{{','.join(architectures)}}} --env ENV --agent AGENT [OPTIONS]\n")
+        print("`podracer train anakin --env ENV --agent AGENT --help` lists the options of that agent.")
+        return
+    if arguments[0] not in architectures:
+        name = arguments[0]
+        raise UserError(f"unknown architecture '{name}'.{closest(name, architectures)} Expected anakin.")
+    _train_anakin(arguments[1:])
+
+
+def _train_anakin(arguments: list[str]) -> None:
+    import anakin
+
+    env_name, arguments = take(arguments, "env", "catch")
+    agent_name, arguments = take(arguments, "agent", "ppo")
+    network_name, arguments = take(arguments, "network")
+    preset_name, arguments = take(arguments, "preset", "auto")
+    env_options, arguments = take_options(arguments, "env")
+    assert env_name and agent_name and preset_name
+    maker = config.agent_maker(agent_name)
+    preset = _preset(preset_name, env_name, agent_name)
+    agent_config = config.default_of(maker, "config")
+    network = config.default_of(maker, "network")
+    settings = anakin.Settings()
+    if preset is not None:
+        agent_config = dataclasses.replace(agent_config, **preset.config)
+        settings = dataclasses.replace(settings, **preset.settings)
+        if network_name is None and preset.network is not None:
+            network = dataclasses.replace(config.network_recipe(preset.network), **preset.network_config)
+    if network_name is not None:
+        network = config.network_recipe(network_name)
+        if config.default_of(maker, "network") is None:
+            raise UserError(f"agent {agent_name} takes no network; expected one with a `network` argument.")
+
+    kind = _flags(settings, agent_config, network)
+    description = _train_description(env_name, agent_name, preset_name, preset)
+    options = parse(kind, arguments, "podracer train anakin", description)
+    settings_type = {field.name for field in dataclasses.fields(anakin.Settings)}
+    settings = anakin.Settings(**{name: getattr(options, name) for name in settings_type})
+    directory = pathlib.Path(options.run) if options.run else _default_directory(env_name, agent_name)
+    runs.check_new(directory)
+    cores = Machine(options.cores, options.platform).start()
+
+    env = envs.make(env_name, **env_options)
+    agent_config, network = getattr(options, "agent", None), getattr(options, "network", network)
+    agent = _with_blame([agent_name, network_name], lambda: config.make_agent(env.spec, maker, agent_config, network))
+    recipe = config.Recipe(
+        env=env_name,
+        env_options=env_options,
+        agent=agent_name,
+        agent_config=None if agent_config is None else dataclasses.asdict(agent_config),
+        network=network_name or _network_name(network),
+        network_config=dataclasses.asdict(network) if dataclasses.is_dataclass(network) else None,
+    )
+    references = [env_name, agent_name, network_name]
+    run = _with_blame(
+        references,
+        lambda: anakin.train(agent, env, settings, cores=cores, run_dir=directory, recipe=recipe),
+    )
+    _report(run)
+
+
+def resume(arguments: list[str]) -> None:
+    """`podracer resume RUN [OPTIONS]`."""
+    import anakin
+
+    @dataclasses.dataclass(frozen=True)
+    class Options(Machine):
+        total_steps: int | None = None
+        """Another end for the run; None keeps its own."""
+
+    directory, rest = _run_directory(arguments, "resume", Options, "Go on with a run from its newest checkpoint.")
+    options = parse(Options, rest, "podracer resume RUN", "Go on with a run from its newest checkpoint.")
+    check_number("--total-steps", options.total_steps, minimum=1)
+    recipe = config.read_recipe(directory)
+    cores = options.start()
+    run = _with_blame(
+        [recipe.env, recipe.agent, recipe.network],
+        lambda: anakin.resume(directory, cores=cores, total_steps=options.total_steps),
+    )
+    _report(run)
+
+
+@dataclasses.dataclass(frozen=True)
+class EvalOptions:
+    """Options of `eval`."""
+
+    episodes: int = 128
+    """How many episodes, one per environment."""
+    greedy: bool = True
+    """The best action instead of a sampled one."""
+    max_steps: int | None = None
+    """Steps after which an episode is cut; None: the environment's own limit, or 10,000."""
+    seed: int = 0
+    """Seed of the episodes."""
+    params: Literal["best", "last"] = "best"
+    """The params that evaluated best during the run, or the last ones."""
+    member: int | None = None
+    """Which run, where many were trained in one program; None: all of them."""
+    json: bool = False
+    """Print one JSON object instead of words."""
+    platform: Platform | None = None
+    """cpu, gpu or tpu; None takes what is there."""
+
+
+def evaluate(arguments: list[str]) -> None:
+    """`podracer eval RUN [OPTIONS]`."""
+    from podracer.evaluate import Evaluator
+
+    text = "Measure a trained agent."
+    directory, rest = _run_directory(arguments, "eval", EvalOptions, text)
+    options = parse(EvalOptions, rest, "podracer eval RUN", text)
+    check_number("--episodes", options.episodes, minimum=1)
+    check_number("--max-steps", options.max_steps, minimum=1)
+    check_number("--seed", options.seed, minimum=0, maximum=2**32 - 1)
+    agent, env, params, members, steps = _load(directory, options.params, options.member, options.platform)
+    evaluator = Evaluator(agent, env, options.episodes, options.max_steps, options.greedy, many=members > 1)
+    summary = evaluator(params, options.seed).summary()
+    if options.json:
+        print(json.dumps({"run": str(directory), "steps": steps, "greedy": options.greedy, **summary}))
+        return
+    rows = [summary] if members == 1 else [{k: _pick(v, m) for k, v in summary.items()} for m in range(members)]
+    for number, row in enumerate(rows):
+        who = f"{agent.name} on {env.spec.name}" + (f", member {number}" if members > 1 else "")
+        cut = f", {row['unfinished']} cut at the step cap" if row["unfinished"] else ""
+        print(
+            f"{who} after {steps:,} steps: return {row['return_mean']:.2f} +- {row['return_std']:.2f} "
+            f"(min {row['return_min']:.2f}, max {row['return_max']:.2f}), "
+            f"length {row['length_mean']:.1f}, {row['episodes']} episodes{cut}"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class RenderOptions:
+    """Options of `render`."""
+
+    out: str | None = None
+    """File to write, .gif or .mp4; None: RUN/play.gif."""
+    episodes: int = 3
+    """How many episodes."""
+    max_steps: int = 500
+    """At most this many steps in all."""
+    frames_per_s: float = 30.0
+    """Speed of the picture."""
+    seed: int = 0
+    """Seed of the episodes."""
+    params: Literal["best", "last"] = "best"
+    """The params that evaluated best during the run, or the last ones."""
+    member: int | None = None
+    """Which run, where many were trained in one program; None: the first."""
+    platform: Platform | None = None
+    """cpu, gpu or tpu; None takes what is there."""
+
+
+def render(arguments: list[str]) -> None:
+    """`podracer render RUN [OPTIONS]`."""
+    from podracer import render as pictures
+
+    text = "Draw a trained agent playing, as GIF or MP4."
+    directory, rest = _run_directory(arguments, "render", RenderOptions, text)
+    options = parse(RenderOptions, rest, "podracer render RUN", text)
+    out = pathlib.Path(options.out) if options.out else directory / "play.gif"
+    pictures.check_out(out)
+    check_number("--episodes", options.episodes, minimum=1)
+    check_number("--max-steps", options.max_steps, minimum=1)
+    check_number("--frames-per-s", options.frames_per_s, minimum=0, exclusive=True)
+    agent, env, params, _, _ = _load(directory, options.params, options.member or 0, options.platform)
+    frames = pictures.play(agent, env, params, options.episodes, options.max_steps, options.seed)
+    pictures.write(out, frames, options.frames_per_s)
+    print(f"{out}: {len(frames)} frames")
+
+
+@dataclasses.dataclass(frozen=True)
+class PlotOptions:
+    """Options of `plot`."""
+
+    out: str = "learning-curves.png"
+    """File to write, .png, .svg or .pdf."""
+    metric: str = "return_mean"
+    """Which number of metrics.jsonl."""
+    x: Literal["steps", "frames", "train_s", "updates"] = "steps"
+    """What the horizontal axis counts."""
+    title: str | None = None
+    """Title of the picture."""
+
+
+def plot(arguments: list[str]) -> None:
+    """`podracer plot RUN [RUN ...] [OPTIONS]`."""
+    from podracer import plot as curves
+
+    text = "Learning curves of runs. Runs that differ only in their seed become one curve with a 95 % confidence band."
+    split = next((i for i, argument in enumerate(arguments) if argument.startswith("-")), len(arguments))
+    if not split and not {"-h", "--help"} & set(arguments):
+        raise UserError("plot needs run directories; expected podracer plot RUN [RUN ...] [OPTIONS].")
+    options = parse(PlotOptions, arguments[split:], "podracer plot RUN [RUN ...]", text)
+    directories = [pathlib.Path(argument) for argument in arguments[:split]]
+    print(curves.plot(directories, pathlib.Path(options.out), options.metric, options.x, options.title))
+
+
+def list_envs(arguments: list[str]) -> None:
+    """`podracer envs`."""
+    _no_options(arguments, "envs", "List the environments that --env takes.")
+    for name, text in envs.names():
+        print(f"{name:<28}{text}")
+    print(f"{'path.py:Object':<28}an environment of yours: an object, class or function in a file")
+
+
+def list_agents(arguments: list[str]) -> None:
+    """`podracer agents`."""
+    _no_options(arguments, "agents", "List the agents that --agent takes.")
+    for name, maker in sorted(config.AGENTS.items()):
+        print(f"{name:<28}{(sys.modules[maker.__module__].__doc__ or '').splitlines()[0]}")
+    print(f"{'path.py:Object':<28}an agent of yours: a function (spec) -> Agent in a file")
+
+
+def demo(arguments: list[str]) -> None:
+    """`podracer demo [OPTIONS]`."""
+    from launch import demo as show
+
+    show.main(arguments)
+
+
+def _flags(settings: Any, agent_config: Any, network: Any) -> type:
+    """A dataclass with the fields of `settings`, and `--agent.*` and `--network.*`, as tyro reads it."""
+    import tyro
+
+    def flag(field: dataclasses.Field, default: Any, kind: Any, text: str | None) -> tuple:
+        return field.name, Annotated[kind, tyro.conf.arg(help=text)], dataclasses.field(default=default)
+
+    import typing
+
+    hints = typing.get_type_hints(type(settings))
+    docs = _field_texts(type(settings))
+    fields: list[tuple] = [
+        flag(field, getattr(settings, field.name), hints[field.name], docs.get(field.name))
+        for field in dataclasses.fields(settings)
+    ]
+    extra = {
+        "run": ("Directory of the run; must not exist. None: runs/ENV-AGENT-DATE.", str | None, None),
+        "cores": (_field_texts(Machine)["cores"], str, "auto"),
+        "platform": (_field_texts(Machine)["platform"], Platform | None, None),
+    }
+    for name, (text, kind, default) in extra.items():
+        fields.append((name, Annotated[kind, tyro.conf.arg(help=text)], dataclasses.field(default=default)))
+    for name, value in {"agent": agent_config, "network": network}.items():
+        if dataclasses.is_dataclass(value):
+            fields.append((name, type(value), dataclasses.field(default=value)))
+    return dataclasses.make_dataclass("Options", fields, frozen=True)
+
+
+def _field_texts(kind: type) -> dict[str, str]:
+    """The string below each field of a dataclass."""
+    import ast
+    import inspect
+    import textwrap
+
+    body = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0].body  # type: ignore[attr-defined]
+    texts = {}
+    for field, text in itertools.pairwise(body):
+        if isinstance(field, ast.AnnAssign) and isinstance(text, ast.Expr) and isinstance(text.value, ast.Constant):
+            texts[field.target.id] = str(text.value.value)  # type: ignore[union-attr]
+    return texts
+
+
+def _preset(name: str, env: str, agent: str) -> presets.Preset | None:
+    if name == "none":
+        return None
+    if name == "auto":
+        found = presets.find(env, agent)
+        return None if found is None else found[1]
+    if name not in presets.PRESETS:
+        known = [*presets.PRESETS, "auto", "none"]
+        raise UserError(f"unknown preset '{name}'.{closest(name, known)} There are {', '.join(known)}.")
+    preset = presets.PRESETS[name]
+    if preset.agent != agent:
+        raise UserError(f"preset {name} is for agent {preset.agent}, not {agent}; expected --agent {preset.agent}.")
+    return preset
+
+
+def _train_description(env: str, agent: str, preset_name: str, preset: presets.Preset | None) -> str:
+    used = next((name for name, known in presets.PRESETS.items() if known is preset), "none")
+    return (
+        f"Train {agent} on {env} with environment and learner in one compiled program.\n"
+        f"--env NAME (`podracer envs`), --env.OPTION VALUE; --agent NAME (`podracer agents`); "
+        f"--network {{{','.join(config.NETWORKS)}}}; each also path.py:Object. "
+        f"--preset NAME|auto|none: defaults from a preset (here: {used})."
+    )
+
+
+def _default_directory(env: str, agent: str) -> pathlib.Path:
+    def short(name: str) -> str:
+        return pathlib.Path(name.partition(":")[0]).stem if ".py" in name else name.replace("/", "-")
+
+    now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    return pathlib.Path("runs") / f"{short(env)}-{short(agent)}-{now}"
+
+
+def _network_name(network: Any) -> str | None:
+    if network is None:
+        return None
+    cell = getattr(network, "cell", None)
+    return cell or next((name for name, known in config.NETWORKS.items() if type(known) is type(network)), None)
+
+
+def _run_directory(arguments: list[str], command: str, kind: type, text: str) -> tuple[pathlib.Path, list[str]]:
+    """The RUN of a command and its other arguments; `--help` prints and exits."""
+    if {"-h", "--help"} & set(arguments):
+        parse(kind, ["--help"], f"podracer {command} RUN", text)
+    if not arguments or arguments[0].startswith("-"):
+        raise UserError(f"{command} needs a run directory; expected podracer {command} RUN [OPTIONS].")
+    directory = pathlib.Path(arguments[0])
+    config.read(directory)
+    return directory, arguments[1:]
+
+
+def _load(
+    directory: pathlib.Path, which: str, member: int | None, platform: str | None
+) -> tuple[Any, Any, Any, int, int]:
+    """`(agent, env, params, members, steps)` of a run directory; members is 1 where one was chosen."""
+    import jax
+
+    from podracer.checkpoint import Checkpoints
+
+    recipe = config.read_recipe(directory)
+    settings = config.read(directory)["settings"]
+    mesh.start_backend(platform, 1)
+    use_compilation_cache()
+    agent, env = _with_blame([recipe.env, recipe.agent, recipe.network], lambda: config.build(recipe))
+    like = jax.eval_shape(agent.initial_learner_state, jax.random.key(0)).params
+    many = settings.get("seeds", 1) > 1 or bool(settings.get("sweep"))
+    best = Checkpoints(directory / "best", 1)
+    found = best if which == "best" and best.steps() else Checkpoints(directory / "checkpoints")
+    steps = found.meta()["steps"]
+    members = 1
+    if many:
+        members = len(found.meta()["score"]) if "score" in found.meta() else len(found.meta()["windows"])
+        like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((members, *leaf.shape), leaf.dtype), like)
+    elif member:
+        raise UserError(f"--member is {member}, but {directory} holds one run. Leave it out.")
+    device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
+    like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device), like)
+    params = found.params(like)
+    found.close()
+    if many and member is not None:
+        if not 0 <= member < members:
+            raise UserError(f"--member is {member}; expected 0 to {members - 1}, the runs in {directory}.")
+        params, members = jax.tree.map(lambda leaf: leaf[member], params), 1
+    return agent, env, params, members, steps
+
+
+def _with_blame(references: list[str | None], function: Any) -> Any:
+    """Call `function`; an exception that passes through a file of the user's becomes one that names their line."""
+    import traceback
+
+    from podracer import plugins
+
+    try:
+        return function()
+    except UserError:
+        raise
+    except Exception as error:
+        mine = [r for r in references if r is not None and plugins.is_reference(r)]
+        frames = {pathlib.Path(f.filename).resolve() for f in traceback.extract_tb(error.__traceback__)}
+        for reference in mine:
+            if pathlib.Path(reference.rpartition(":")[0]).resolve() in frames:
+                with plugins.blame(reference):
+                    raise
+        if isinstance(error, runs.NonFiniteLoss):
+            print(f"podracer: {error}", file=sys.stderr)
+            sys.exit(1)
+        raise
+
+
+def _pick(value: Any, member: int) -> Any:
+    return value[member] if isinstance(value, list) else value
+
+
+def _no_options(arguments: list[str], command: str, text: str) -> None:
+    if {"-h", "--help"} & set(arguments):
+        print(f"usage: podracer {command}\n\n{text}")
+        sys.exit(0)
+    if arguments:
+        raise UserError(f"{command} takes no options; got '{arguments[0]}'. Write podracer {command}.")
+
+
+def _report(run: Any) -> None:
+    """What a finished run came to."""
+    import numpy as np
+
+    score = "" if run.best_score is None else f"; best evaluation {float(np.mean(run.best_score)):.2f}"
+    if "absolute_return_mean" in run.metrics:
+        score += f", measured again on {run.metrics['absolute_episodes']} episodes"
+        score += f" {run.metrics['absolute_return_mean']:.2f}" if run.loop.members is None else ""
+    print(f"{run.directory}: {run.steps:,} steps{score}")
+    print(f"next: podracer eval {run.directory} | podracer render {run.directory} | podracer plot {run.directory}")

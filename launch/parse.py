@@ -1,0 +1,94 @@
+"""Flags from dataclasses, by tyro; its errors shortened to one line."""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dataclasses
+import io
+import re
+from typing import Any
+
+from podracer.errors import UserError, closest
+
+
+def parse(kind: Any, arguments: list[str], prog: str, description: str) -> Any:
+    """An instance of the dataclass `kind` from command-line arguments. `--help` prints and exits.
+
+    Raises:
+      UserError: a flag is unknown or its value does not fit; one line.
+    """
+    import tyro
+
+    errors = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(errors):
+            return tyro.cli(
+                kind,
+                args=arguments,
+                prog=prog,
+                description=description,
+                config=(tyro.conf.FlagConversionOff,),
+            )
+    except SystemExit as exit_:
+        if not exit_.code:
+            raise
+        raise UserError(_one_line(errors.getvalue(), flags(kind), prog)) from None
+
+
+def flags(kind: Any, prefix: str = "--") -> list[str]:
+    """All flags of a dataclass and the dataclasses in it, as they are typed."""
+    found = []
+    for field in dataclasses.fields(kind):
+        name = prefix + field.name.replace("_", "-")
+        nested = field.default if dataclasses.is_dataclass(field.default) else None
+        found += flags(nested, name + ".") if nested is not None else [name]
+    return found
+
+
+def take(arguments: list[str], name: str, default: str | None = None) -> tuple[str | None, list[str]]:
+    """The value of `--name VALUE` or `--name=VALUE`, and the arguments without it.
+
+    Raises:
+      UserError: the value is missing.
+    """
+    value, rest, position = default, [], 0
+    while position < len(arguments):
+        argument = arguments[position]
+        if argument == f"--{name}":
+            if position + 1 == len(arguments) or arguments[position + 1].startswith("--"):
+                raise UserError(f"--{name} has no value; expected one. Write --{name} NAME.")
+            value, position = arguments[position + 1], position + 2
+        elif argument.startswith(f"--{name}="):
+            value, position = argument.partition("=")[2], position + 1
+        else:
+            rest.append(argument)
+            position += 1
+    return value, rest
+
+
+def take_options(arguments: list[str], prefix: str) -> tuple[dict[str, Any], list[str]]:
+    """All `--prefix.key VALUE`, as Python values where they read as such, and the other arguments."""
+    options: dict[str, Any] = {}
+    names = {a.partition("=")[0].removeprefix("--") for a in arguments if a.startswith(f"--{prefix}.")}
+    for name in sorted(names):
+        value, arguments = take(arguments, name)
+        assert value is not None
+        try:
+            options[name.removeprefix(f"{prefix}.").replace("-", "_")] = ast.literal_eval(value)
+        except (ValueError, SyntaxError):
+            options[name.removeprefix(f"{prefix}.").replace("-", "_")] = value
+    return options, arguments
+
+
+def _one_line(text: str, known: list[str], prog: str) -> str:
+    """The first paragraph of tyro's box, and a suggestion for an unknown flag."""
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip(" │╭╮╰╯─") for line in text.splitlines()]
+    body = lines[1:]
+    stop = next((i for i, line in enumerate(body) if not line), len(body))
+    message = " ".join(body[:stop]).strip() or " ".join(filter(None, lines))
+    unknown = re.match(r"Unrecognized options: (-\S+?)(,|$| )", message)
+    if unknown:
+        flag = unknown[1].partition("=")[0]
+        return f"unknown flag {flag}.{closest(flag, known)} `{prog} --help` lists them."
+    return f"{message} See {prog} --help."
