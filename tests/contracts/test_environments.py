@@ -66,11 +66,11 @@ MAKERS = {
     "jumanji/TSP-v1": lambda: envs.make("jumanji/TSP-v1", truncates=False),
     "pgx/tic_tac_toe": lambda: envs.make("pgx/tic_tac_toe"),
     "pgx/tic_tac_toe-self": lambda: envs.make("pgx/tic_tac_toe", opponent="self"),
-    "pgx/connect_four": lambda: envs.make("pgx/connect_four"),
+    "pgx/connect_four-self": lambda: envs.make("pgx/connect_four", opponent="self"),
     "pgx/2048": lambda: envs.make("pgx/2048"),
 }
 # Their first episodes all begin alike.
-ONE_START = {"brax/fast", "pgx/tic_tac_toe-self"}
+ONE_START = {"brax/fast", "pgx/tic_tac_toe-self", "pgx/connect_four-self"}
 
 
 def draw_actions(spec, observation, key):
