@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from podracer.errors import UserError
+from podracer.errors import UserError, check_number
 
 CORE = "core"
 SHARDED, REPLICATED = PartitionSpec(CORE), PartitionSpec()
@@ -48,12 +48,13 @@ def start_backend(platform: str | None = None, cores: int | None = None) -> None
 
     Raises:
       UserError: the platform is not there (there is no silent fall-back to the CPU), or JAX has already started
-        with another number of CPU devices.
+        with another number of CPU devices, or `cores` is less than 1.
     """
     if platform not in (None, "cpu", "gpu", "tpu"):
         raise UserError(f"platform is '{platform}'; expected cpu, gpu or tpu. Leave it out to take what is there.")
     if platform is not None:
         jax.config.update("jax_platforms", {"gpu": "cuda"}.get(platform, platform))
+    check_number("cores", cores, minimum=1)
     wanted = cores or physical_cores()
     if wanted > 1 and "xla_cpu_multi_thread_eigen" not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false".strip()
@@ -62,8 +63,8 @@ def start_backend(platform: str | None = None, cores: int | None = None) -> None
         jax.config.update("jax_num_cpu_devices", wanted)
     try:
         backend = jax.default_backend()
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
+    except (RuntimeError, AssertionError) as error:  # JAX asserts where a platform's plugin is not installed
+        reason = (str(error) or "JAX has no such plugin").splitlines()[0]
         raise UserError(
             f"platform '{platform}' is not available here ({reason}). "
             "Choose another --platform, or install the extra for it: podracer[tpu] or podracer[cuda]."

@@ -53,7 +53,10 @@ def update(moments: Moments, values: Any, mask: jax.Array, axis_name: str | None
         return jnp.where(total > 0, old * (1.0 - share) + new * share + spread, old)
 
     square = jax.tree.map(fold, moments.square, batch_square, moments.mean, batch_mean)
-    return Moments(total, mean, square)
+    new = Moments(total, mean, square)
+    # One NaN or infinity must not stay in the statistics for the rest of the run.
+    finite = jnp.all(jnp.stack([jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves((mean, square))]))
+    return jax.tree.map(lambda new, old: jnp.where(finite, new, old), new, moments)
 
 
 def normalise(moments: Moments, values: Any) -> Any:

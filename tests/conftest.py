@@ -11,7 +11,7 @@ from podracer import mesh
 
 mesh.start_backend("cpu", 8)
 jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parents[1] / ".cache" / "xla"))
-jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.3)
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.05)
 jax.config.update("jax_persistent_cache_min_entry_size_bytes", 0)
 
 

@@ -26,13 +26,8 @@ def functional(build: Callable[[nnx.Rngs], nnx.Module]) -> Functional:
       UserError: the module keeps state besides its parameters (dropout, batch statistics).
     """
     abstract = nnx.eval_shape(lambda: build(nnx.Rngs(0)))
-    graph, _params, rest = nnx.split(abstract, nnx.Param, ...)
-    if jax.tree.leaves(rest):
-        kinds = sorted({type(leaf).__name__ for leaf in jax.tree.leaves(rest, is_leaf=_is_variable)})
-        raise UserError(
-            f"network {type(abstract).__name__} keeps {', '.join(kinds)}; expected parameters (nnx.Param) only. "
-            "Use LayerNorm instead of BatchNorm, and no dropout."
-        )
+    graph, _params, _ = nnx.split(abstract, nnx.Param, ...)
+    only_parameters(abstract)
 
     def init(key):
         return nnx.to_pure_dict(nnx.state(build(nnx.Rngs(key)), nnx.Param))
@@ -43,6 +38,21 @@ def functional(build: Callable[[nnx.Rngs], nnx.Module]) -> Functional:
         return function(nnx.merge(graph, state), *args)
 
     return Functional(abstract, init, apply)
+
+
+def only_parameters(module: nnx.Module) -> None:
+    """Refuse a module with other state; a trunk is asked before it is called, as calling it would change that state.
+
+    Raises:
+      UserError: the module keeps state besides its parameters.
+    """
+    rest = nnx.split(module, nnx.Param, ...)[2]
+    kinds = sorted({type(leaf).__name__ for leaf in jax.tree.leaves(rest, is_leaf=_is_variable)})
+    if kinds:
+        raise UserError(
+            f"network {type(module).__name__} keeps {', '.join(kinds)}; expected parameters (nnx.Param) only. "
+            "Use LayerNorm instead of BatchNorm, and no dropout."
+        )
 
 
 def _is_variable(leaf: Any) -> bool:

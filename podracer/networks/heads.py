@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from podracer.networks.functional import only_parameters
 from podracer.networks.mlp import linear
 from podracer.networks.policies import mask_logits, policy
 from podracer.specs import Continuous, Discrete, Spec, action_mask, features
@@ -25,6 +26,7 @@ class Trunk(nnx.Module):
 
     def __init__(self, spec: Spec, recipe: Any, rngs: nnx.Rngs):
         self.body = recipe(features(spec.observation), rngs)
+        only_parameters(self.body)
         probe = jax.tree.map(lambda leaf: jnp.zeros((1, 1, *leaf.shape), leaf.dtype), features(spec.observation))
         first = jnp.zeros((1, 1), bool)
         self.size = jax.eval_shape(lambda: self.unroll(probe, first, self.initial_state(1))[0]).shape[-1]

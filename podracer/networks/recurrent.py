@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from podracer.networks.functional import only_parameters
 from podracer.networks.mlp import mlp
 
 
@@ -23,6 +24,7 @@ class Recurrent(nnx.Module):
 
     def __init__(self, observation_spec: Any, config: recurrent, rngs: nnx.Rngs):
         self.trunk = config.trunk(observation_spec, rngs)
+        only_parameters(self.trunk)
         probe = jax.tree.map(lambda leaf: jnp.zeros((1, *leaf.shape), leaf.dtype), observation_spec)
         inputs = jax.eval_shape(self.trunk, probe).shape[-1]
         cell = {"lstm": nnx.OptimizedLSTMCell, "gru": nnx.GRUCell}[config.cell]

@@ -88,7 +88,7 @@ def pieces(data: Data, b: int):
 def n_step(piece: Piece, start: int, n: int) -> float:
     """`sum_k gamma^k r_{start + k} + gamma^n V`, with fewer than n terms where the piece ends."""
     n = min(n, len(piece.at) - start)
-    after = (piece.value + [piece.last])[start + n]
+    after = [*piece.value, piece.last][start + n]
     return sum(GAMMA**k * piece.reward[start + k] for k in range(n)) + GAMMA**n * after
 
 
@@ -216,15 +216,16 @@ def test_episodes_of_one_step_between_two_resets():
     np.testing.assert_allclose(call("n_step_returns", data, 2)[:, 0], [19, 20, 38, 40, 3], rtol=1e-6)
 
 
+@pytest.mark.parametrize("log_rho", [1e4, np.nan])
 @pytest.mark.parametrize("where", [1, 4, 8])
-def test_a_reset_hides_whatever_stands_in_its_place(where):
+def test_a_reset_hides_whatever_stands_in_its_place(where, log_rho):
     """Reward, discount and importance weight of a reset are noise, even infinite or not a number."""
     data = random_data(0, 8, 4, next_step=True, end_probability=0.0)
     timestep = data.timestep
     timestep.valid[where], timestep.first[where] = False, True
     clean = [call("gae", data, 0.9), *call("vtrace", data, with_rho=True), call("lambda_returns", data, 0.9)]
     timestep.reward[where], timestep.discount[where] = np.nan, np.inf
-    data.log_rho[where - 1] = 1e4
+    data.log_rho[where - 1] = log_rho
     dirty = [call("gae", data, 0.9), *call("vtrace", data, with_rho=True), call("lambda_returns", data, 0.9)]
     for one, other in zip(clean, dirty, strict=True):
         assert np.all(np.isfinite(one))
