@@ -131,29 +131,38 @@ class Anakin:
             over = jax.vmap(self._call)
             call = cores.over_cores(over, self.mesh, (cores.SHARDED,) * 2, (cores.SHARDED,) * 2)
             self._init = jax.jit(jax.vmap(self._initial_state), out_shardings=self.shardings)
-        self._jitted = jax.jit(call, donate_argnums=0)
-        self._compiled = None
+        inputs = (self.shardings,) * (1 if members is None else 2)
+        self._jitted = jax.jit(call, in_shardings=inputs, donate_argnums=0)
+        self._traced = self._compiled = None
 
     def init(self, seed: int = 0) -> AnakinState:
         """The state of a run before its first update. With members, `seed` is added to each of their seeds."""
-        if self.members is None:
-            return self._init(jnp.asarray(seed, jnp.uint32))
-        return self._init(jnp.asarray([seed + s for s in self.members.seeds], jnp.uint32), self._floats())
+        return self._init(*self._seed_and_floats(seed))
 
     def step(self, state: AnakinState) -> tuple[AnakinState, CallMetrics]:
         """`updates_per_call` updates in one call. `state` is donated: use only the one that comes back."""
-        return self.compile(state)(state, *(() if self.members is None else (self._floats(),)))
+        return self.compile()(state, *self._seed_and_floats(0)[1:])
 
-    def compile(self, state: AnakinState) -> Any:
-        """The compiled call, ahead of time; `compile(state).memory_analysis()` tells what it needs."""
+    def check(self) -> None:
+        """Trace the whole call without compiling or running it: mistakes in an agent or environment show here."""
+        if self._traced is None:
+            inputs = self._seed_and_floats(0)
+            self._traced = self._jitted.trace(jax.eval_shape(self._init, *inputs), *inputs[1:])
+
+    def compile(self) -> Any:
+        """The compiled call, ahead of time; its `memory_analysis()` tells what it needs."""
         if self._compiled is None:
-            extra = () if self.members is None else (self._floats(),)
-            self._compiled = self._jitted.lower(state, *extra).compile()
+            self.check()
+            self._compiled = self._traced.lower().compile()
         return self._compiled
 
-    def _floats(self) -> dict[str, jax.Array]:
-        assert self.members is not None
-        return {name: jnp.asarray(values, jnp.float32) for name, values in self.members.floats.items()}
+    def _seed_and_floats(self, seed: int) -> tuple[Any, ...]:
+        """What `_initial_state` takes; its tail is what `_call` takes beside the state."""
+        if self.members is None:
+            return (jnp.asarray(seed, jnp.uint32),)
+        seeds = jnp.asarray([seed + own for own in self.members.seeds], jnp.uint32)
+        floats = {name: jnp.asarray(values, jnp.float32) for name, values in self.members.floats.items()}
+        return seeds, floats
 
     def _agent(self, floats: dict[str, jax.Array]) -> Agent:
         return self.agent.rebuild(dataclasses.replace(self.agent.config, **floats)) if floats else self.agent

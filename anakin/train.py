@@ -129,6 +129,7 @@ def train(
         changes["sweep"] = tuple(f"{name}={','.join(map(repr, map(float, values)))}" for name, values in pairs)
     settings = _change(settings or Settings(), changes)
     loop = _build_loop(agent, env, settings, cores)
+    loop.check()
     directory = None
     if run_dir is not None:
         recipe = recipe or config.describe(agent, loop.batch.env)
@@ -220,7 +221,7 @@ def _run(run: Run, windows: list[ReturnWindow], sinks: Sequence[Sink] | None) ->
             interruption = stack.enter_context(Interruption())
             note(_describe(loop, settings))
             started = time.perf_counter()
-            compiled = loop.compile(run.state)
+            compiled = loop.compile()
             note(f"compiled in {time.perf_counter() - started:.1f} s, {_memory(compiled)}")
             clock, pending = _Clock(), None
             for call in range(run.steps // loop.steps_per_call + 1, calls + 1):

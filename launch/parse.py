@@ -91,4 +91,6 @@ def _one_line(text: str, known: list[str], prog: str) -> str:
     if unknown:
         flag = unknown[1].partition("=")[0]
         return f"unknown flag {flag}.{closest(flag, known)} `{prog} --help` lists them."
-    return f"{message} See {prog} --help."
+    # A config's own check says all there is to say; what tyro was doing then does not help.
+    message = re.sub(r"^Error parsing (agent|network|[a-z]+): ", "", message)
+    return f"{message.rstrip('.')}. See {prog} --help."

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import functools
+import io
 from typing import Any
 
 import jax
@@ -85,7 +87,9 @@ class Brax:
     def made(self) -> Any:
         """brax's own environment."""
         try:
-            from brax import envs
+            # mujoco prints which of its optional engines are missing; the user asked for none of them.
+            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
+                from brax import envs
         except ImportError as error:
             raise adapting.missing("brax", error) from error
         # brax offers no public list of its registry.
