@@ -1,1 +1,1 @@
-
+"""MuZero: an agent that searches, for both architectures. Not written yet."""
