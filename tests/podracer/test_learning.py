@@ -167,3 +167,19 @@ def test_metrics_are_averaged_over_the_steps_and_skipped_steps_are_summed():
 def test_one_epoch_of_one_minibatch_is_the_whole_batch():
     learner, _ = epochs_of(numbered(), jax.random.key(0), 1, 1)
     np.testing.assert_array_equal(np.sort(np.asarray(learner.weights[0]["id"][0]), 1), numbered()["id"])
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 12, 64, 1000, 4097])
+def test_a_permutation_has_every_sample_once(size):
+    order = learning.permutation(jax.random.key(size), size)
+    assert order.dtype == jnp.int32
+    np.testing.assert_array_equal(np.sort(order), np.arange(size))
+
+
+def test_all_permutations_are_equally_likely():
+    """Chi-square over the 120 orders of 5 samples: mean 119, standard deviation 15.4."""
+    keys, count = jax.random.split(jax.random.key(0), 24_000), 24_000
+    orders = np.asarray(jax.jit(jax.vmap(lambda key: learning.permutation(key, 5)))(keys))
+    _, seen = np.unique(orders, axis=0, return_counts=True)
+    assert len(seen) == 120
+    assert np.sum((seen - count / 120) ** 2) / (count / 120) < 119 + 4 * 15.4
