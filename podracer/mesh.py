@@ -60,7 +60,8 @@ def start_backend(platform: str | None = None, cores: int | None = None) -> None
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false".strip()
     # JAX refuses this once its backend has started; the check at the end then says what to do.
     with contextlib.suppress(RuntimeError):
-        jax.config.update("jax_num_cpu_devices", wanted)
+        if cores is not None or jax.config.jax_num_cpu_devices < 1:  # a number set by the user's program stays
+            jax.config.update("jax_num_cpu_devices", wanted)
     try:
         backend = jax.default_backend()
     except (RuntimeError, AssertionError) as error:  # JAX asserts where a platform's plugin is not installed
@@ -79,11 +80,12 @@ def start_backend(platform: str | None = None, cores: int | None = None) -> None
 
 
 def make(num_cores: int | None = None) -> Mesh:
-    """A one-axis mesh over `num_cores` devices (None: all of them).
+    """A one-axis mesh over `num_cores` devices (None: all of them). Starts JAX where nothing has yet.
 
     Raises:
       UserError: there are fewer devices.
     """
+    start_backend(cores=num_cores)
     devices = jax.devices()
     num_cores = len(devices) if num_cores is None else num_cores
     if not 1 <= num_cores <= len(devices):
@@ -92,6 +94,13 @@ def make(num_cores: int | None = None) -> Mesh:
             "On a CPU, --cores (or podracer.mesh.start_backend) makes more virtual ones."
         )
     return Mesh(devices[:num_cores], (CORE,))
+
+
+def idle_cores(mesh: Mesh) -> int:
+    """Physical CPU cores that `mesh` leaves idle because JAX was started with fewer devices; 0 elsewhere."""
+    if jax.default_backend() != "cpu" or size(mesh) < jax.local_device_count():
+        return 0
+    return max(physical_cores() - jax.local_device_count(), 0)
 
 
 def size(mesh: Mesh) -> int:
