@@ -21,8 +21,16 @@ from podracer.envs.batch import Batch
 from podracer.errors import UserError, check_divides, check_number
 from podracer.evaluate import Evaluator
 from podracer.metrics import EpisodeSums, ReturnWindow
-from podracer.runs import Interruption, NonFiniteLoss, create_directory, default_sinks, environment_facts
-from podracer.sinks import Sink, Terminal
+from podracer.runs import (
+    Interruption,
+    NonFiniteLoss,
+    check_new,
+    check_sinks,
+    create_directory,
+    default_sinks,
+    environment_facts,
+)
+from podracer.sinks import Sink, Terminal, drop_rows_after
 from podracer.types import Agent
 
 
@@ -49,7 +57,7 @@ class Settings:
     prng: Literal["threefry2x32", "rbg", "unsafe_rbg"] = "threefry2x32"
     """JAX's random generator."""
     evaluations: int = 10
-    """Greedy evaluations during the run; each also saves a checkpoint. 0: none."""
+    """Greedy evaluations during the run; each also saves a checkpoint. 0: none, and ten checkpoints."""
     eval_episodes: int = 64
     """Episodes per evaluation."""
     keep: int = 2
@@ -66,7 +74,7 @@ class Settings:
             check_number(name, getattr(self, name), minimum=1)
         check_number("keep", self.keep, minimum=1)
         check_number("evaluations", self.evaluations, minimum=0)
-        check_number("seed", self.seed, minimum=0, maximum=2**32 - 1)
+        check_number("seed", self.seed, minimum=0, maximum=2**32 - self.seeds)
 
 
 @dataclasses.dataclass
@@ -83,6 +91,9 @@ class Run:
     metrics: dict[str, Any] = dataclasses.field(default_factory=dict)  # the last row
     best_params: Any = None  # on the host, by the greedy evaluations; [M, ...] with many runs
     best_score: Any = None  # mean return of best_params when they were chosen; [M] with many runs
+    best_steps: Any = None  # when that was; [M] with many runs
+    absolute_score: Any = None  # mean return of best_params, measured once more at the end; [M] with many runs
+    train_s: float = 0.0  # seconds of training, without compiling, evaluating and saving
 
     @property
     def params(self) -> Any:
@@ -117,7 +128,7 @@ def train(
       cores: how many cores; None takes all that JAX has.
       run_dir: a new directory for config, metrics and checkpoints; None writes nothing.
       recipe: names that make `agent` and `env` again, for `config.json`; None: found out where possible.
-      sinks: what takes the rows of metrics; None: a terminal, and the files of `run_dir`.
+      sinks: what takes the rows of metrics, beside the files of `run_dir`; None: a terminal.
 
     Raises:
       UserError: something given cannot work; nothing was compiled or written.
@@ -128,15 +139,18 @@ def train(
         pairs = changes["sweep"].items()
         changes["sweep"] = tuple(f"{name}={','.join(map(repr, map(float, values)))}" for name, values in pairs)
     settings = _change(settings or Settings(), changes)
+    directory = None if run_dir is None else pathlib.Path(run_dir)
+    check_new(directory)
+    check_sinks(directory, settings.tensorboard, settings.wandb)
     loop = _build_loop(agent, env, settings, cores)
     loop.check()
-    directory = None
-    if run_dir is not None:
-        recipe = recipe or config.describe(agent, loop.batch.env)
+    if directory is not None:
+        if recipe is None and loop.batch == Batch(loop.batch.env, starts=settings.starts):
+            recipe = config.describe(agent, loop.batch.env)
         facts = environment_facts(loop.mesh)
         content = {"architecture": "anakin", "recipe": recipe and dataclasses.asdict(recipe)}
         content |= {"settings": dataclasses.asdict(settings), "num_cores": loop.num_cores, **facts}
-        directory = create_directory(pathlib.Path(run_dir), content)
+        create_directory(directory, content)
     state = loop.init(settings.seed)
     run = Run(agent, env, loop, state, settings, directory)
     return _run(run, [ReturnWindow() for _ in range(_num_members(loop))], sinks)
@@ -164,14 +178,16 @@ def resume(
       UserError: there is no checkpoint, or it does not fit.
     """
     directory = pathlib.Path(run_dir)
-    content = config.read(directory)
+    content = config.read(directory, "anakin")
     if agent is None or env is None:
-        agent, env = config.build(config.read_recipe(directory))
-    settings = _change(Settings(), {**content["settings"], "sweep": tuple(content["settings"]["sweep"])})
+        built = config.build(config.read_recipe(directory))
+        agent, env = agent or built[0], built[1] if env is None else env
+    settings = _change(Settings(), {**content["settings"], "sweep": tuple(content["settings"].get("sweep", ()))})
     settings = _change(settings, {} if total_steps is None else {"total_steps": total_steps})
+    check_sinks(directory, settings.tensorboard, settings.wandb)
     checkpoints = Checkpoints(directory / "checkpoints", settings.keep)
     meta = checkpoints.meta()
-    if meta["steps"] >= settings.total_steps:
+    if meta["steps"] >= settings.total_steps and not meta["evaluation_due"]:
         raise UserError(
             f"{directory} is finished: it has {meta['steps']:,} of {settings.total_steps:,} steps. "
             "Give a larger --total-steps to go on."
@@ -187,59 +203,77 @@ def resume(
     state = checkpoints.state(_without_params(like))
     state = state._replace(learner=state.learner._replace(params=params))
     checkpoints.close()
-    run = Run(agent, env, loop, state, settings, directory, steps=meta["steps"])
+    run = Run(agent, env, loop, state, settings, directory, steps=meta["steps"], train_s=meta["train_s"])
     best = Checkpoints(directory / "best", 1)
     if best.steps():
         run.best_params = jax.device_get(best.params(like.learner.params))
-        run.best_score = np.asarray(best.meta()["score"])
+        run.best_score, run.best_steps = (np.asarray(best.meta()[name]) for name in ("score", "chosen_at"))
+    best.close()
     windows = [ReturnWindow() for _ in meta["windows"]]
     for window, saved in zip(windows, meta["windows"], strict=True):
         window.restore(saved)
-    return _run(run, windows, sinks)
+    # A run that was killed has rows from after its last checkpoint: they will be written again.
+    drop_rows_after(directory / "metrics.jsonl", run.steps)
+    return _run(run, windows, sinks, meta["evaluation_due"])
 
 
-def _run(run: Run, windows: list[ReturnWindow], sinks: Sequence[Sink] | None) -> Run:
+def _run(run: Run, windows: list[ReturnWindow], sinks: Sequence[Sink] | None, evaluation_due: bool = False) -> Run:
     """The loop of calls, from `run.steps` to the end."""
     loop, settings = run.loop, run.settings
-    label = f"{run.agent.name} on {loop.batch.spec.name}"
-    terminal = Terminal(settings.total_steps, label) if sinks is None else None
+    calls = math.ceil(settings.total_steps / loop.steps_per_call)
+    terminal = None
+    if sinks is None:
+        label = f"{run.agent.name} on {loop.batch.spec.name}"
+        terminal = Terminal(calls * loop.steps_per_call, label, _num_members(loop))
     note = terminal.note if terminal else lambda text: None
-    sinks = list(sinks or ()) + ([terminal] if terminal else [])
-    sinks += default_sinks(run.directory, settings.tensorboard, settings.wandb)
+    sinks = [*(sinks or ()), *([terminal] if terminal else [])]
     checkpoints = Checkpoints(run.directory / "checkpoints", settings.keep) if run.directory else None
     evaluator = None
     if settings.evaluations:
         greedy = run.agent.greedy_step is not None
         many = loop.members is not None
         evaluator = Evaluator(run.agent, run.env, settings.eval_episodes, greedy=greedy, many=many)
-    calls = math.ceil(settings.total_steps / loop.steps_per_call)
-    stops = {round(n * calls / settings.evaluations) for n in range(1, settings.evaluations + 1)} | {calls}
+    num_stops = settings.evaluations or 10
+    stops = {round(n * calls / num_stops) for n in range(1, num_stops + 1)} | {calls}
     try:
         with contextlib.ExitStack() as stack:
             for sink in sinks:
                 stack.callback(sink.close)
+            for sink in default_sinks(run.directory, settings.tensorboard, settings.wandb, run.steps):
+                stack.callback(sink.close)
+                sinks.append(sink)
             interruption = stack.enter_context(Interruption())
             note(_describe(loop, settings))
+            if mesh.idle_cores(loop.mesh):
+                note("JAX was started with fewer CPU devices than cores; podracer.mesh.start_backend() first uses all")
             started = time.perf_counter()
             compiled = loop.compile()
             note(f"compiled in {time.perf_counter() - started:.1f} s, {_memory(compiled)}")
-            clock, pending = _Clock(), None
+            clock, pending = _Clock(run), None
+            if evaluation_due and evaluator is not None:
+                with clock.paused():
+                    _evaluate(run, evaluator, sinks)
             for call in range(run.steps // loop.steps_per_call + 1, calls + 1):
                 run.state, metrics = loop.step(run.state)
                 run.steps += loop.steps_per_call
+                # A CPU may have done it all before `step` returned, which is then when the call ended.
+                ended = time.perf_counter() if metrics.episodes.count.is_ready() else None
                 # The rows of the call before are written while this one runs.
                 if pending is not None:
                     _write(run, windows, sinks, clock, *pending)
-                pending = (run.steps, metrics)
-                if call in stops or interruption.signal is not None:
+                pending = (run.steps, metrics, ended)
+                stopped = interruption.signal is not None  # asked once: a signal may come at any moment
+                if call in stops or stopped:
                     _write(run, windows, sinks, clock, *pending)
                     pending = None
                     with clock.paused():
-                        if evaluator is not None and interruption.signal is None:
+                        # Who sends a signal may not wait for long: what was due is made up for by `resume`.
+                        due = evaluator is not None and call in stops
+                        if due and not stopped:
                             _evaluate(run, evaluator, sinks)
                         if checkpoints is not None:
-                            _save(run, windows, checkpoints)
-                if interruption.signal is not None:
+                            _save(run, windows, checkpoints, due and stopped)
+                if interruption.signal is not None and pending is None:
                     break
             if interruption.signal is None and evaluator is not None and run.best_params is not None:
                 _absolute(run, sinks)
@@ -251,15 +285,14 @@ def _run(run: Run, windows: list[ReturnWindow], sinks: Sequence[Sink] | None) ->
 
 
 class _Clock:
-    """Training time: between the ends of two calls, without what happens in `paused`."""
+    """Training time: between the ends of two calls, without what happens in `paused`; added to `run.train_s`."""
 
-    def __init__(self):
-        self._last, self.train_s = time.perf_counter(), 0.0
+    def __init__(self, run: Run):
+        self._run, self._last = run, time.perf_counter()
 
-    def lap(self) -> float:
-        now = time.perf_counter()
+    def lap(self, now: float) -> float:
         lap, self._last = now - self._last, now
-        self.train_s += lap
+        self._run.train_s += lap
         return lap
 
     @contextlib.contextmanager
@@ -269,24 +302,34 @@ class _Clock:
         self._last += time.perf_counter() - before
 
 
-def _write(run: Run, windows: list, sinks: Sequence[Sink], clock: _Clock, steps: int, metrics: CallMetrics) -> None:
+def _write(
+    run: Run,
+    windows: list[ReturnWindow],
+    sinks: Sequence[Sink],
+    clock: _Clock,
+    steps: int,
+    metrics: CallMetrics,
+    ended: float | None,
+) -> None:
     """Rows of one call, one per member; stops the run where a loss was not finite."""
     loop = run.loop
     metrics = jax.device_get(metrics)  # blocks until the call has ended: the lap is honest
-    lap = clock.lap()
+    lap = clock.lap(ended or time.perf_counter())
     many = loop.members is not None
     if not many:
         metrics = jax.tree.map(lambda leaf: leaf[None], metrics)
-    speed = loop.steps_per_call * len(windows) / lap
+    speed = loop.steps_per_call * len(windows) / lap  # of all members together
     frame_skip = loop.batch.spec.frame_skip
     for member, window in enumerate(windows):
         window.add(EpisodeSums(*(leaf[member] for leaf in metrics.episodes)))
         learner = {name: leaf[member] for name, leaf in metrics.learner.items()}
         row = {"member": member} if many else {}
         row |= {"steps": steps, "frames": steps * frame_skip, "updates": steps // loop.steps_per_update}
-        row |= {"train_s": round(clock.train_s, 4), "steps_per_s": speed, "frames_per_s": speed * frame_skip}
+        row |= {"train_s": round(run.train_s, 4), "steps_per_s": speed, "frames_per_s": speed * frame_skip}
         row |= window.row() | {name: float(np.mean(leaf)) for name, leaf in learner.items()}
-        skipped = learner.get("nonfinite_updates", np.zeros(1))
+        skipped = learner.get("nonfinite_updates")
+        if skipped is None:  # an agent that does not say so itself
+            skipped = sum(~np.isfinite(leaf) for leaf in learner.values()) + np.zeros(loop.updates_per_call)
         row |= {"nonfinite_updates": float(np.sum(skipped))}
         run.metrics = row
         for sink in sinks:
@@ -298,13 +341,17 @@ def _write(run: Run, windows: list, sinks: Sequence[Sink], clock: _Clock, steps:
 
 def _evaluate(run: Run, evaluator: Evaluator, sinks: Sequence[Sink]) -> None:
     """Measure the current params, on start states of their own, and keep them where they are the best so far."""
-    result = evaluator(run.params, run.settings.seed + 1)
+    result = evaluator(run.params, _seed(run, 1))
     scores = result.returns.mean(-1)
-    better = np.ones(scores.shape, bool) if run.best_score is None else scores > run.best_score
+    if run.best_score is None:
+        better = np.ones(scores.shape, bool)
+    else:
+        better = (scores > run.best_score) | (np.isnan(run.best_score) & ~np.isnan(scores))
     if np.any(better):
         now = jax.device_get(run.params)
         if run.best_params is None or not better.shape:
             run.best_params, run.best_score = now, scores
+            run.best_steps = np.full(scores.shape, run.steps)
         else:
 
             def choose(new, old):
@@ -312,9 +359,11 @@ def _evaluate(run: Run, evaluator: Evaluator, sinks: Sequence[Sink]) -> None:
 
             run.best_params = jax.tree.map(choose, now, run.best_params)
             run.best_score = np.where(better, scores, run.best_score)
+            run.best_steps = np.where(better, run.steps, run.best_steps)
         if run.directory is not None:
             best = Checkpoints(run.directory / "best", 1)
-            best.save(run.steps, run.best_params, (), {"score": run.best_score.tolist()})
+            meta = {"score": run.best_score.tolist(), "chosen_at": run.best_steps.tolist()}
+            best.save(run.steps, run.best_params, (), meta)
             best.close()
     _write_evaluation(run, sinks, "eval", result.summary())
 
@@ -322,9 +371,15 @@ def _evaluate(run: Run, evaluator: Evaluator, sinks: Sequence[Sink]) -> None:
 def _absolute(run: Run, sinks: Sequence[Sink]) -> None:
     """Measure the best params once more, on ten times as many new episodes: choosing them was biased upwards."""
     result = run.evaluate(
-        10 * run.settings.eval_episodes, run.agent.greedy_step is not None, run.settings.seed + 2, run.best_params
+        10 * run.settings.eval_episodes, run.agent.greedy_step is not None, _seed(run, 2), run.best_params
     )
+    run.absolute_score = result.returns.mean(-1)
     _write_evaluation(run, sinks, "absolute", result.summary())
+
+
+def _seed(run: Run, offset: int) -> int:
+    """A seed for the run's evaluations; it wraps around at 2**32."""
+    return (run.settings.seed + offset) % 2**32
 
 
 def _write_evaluation(run: Run, sinks: Sequence[Sink], prefix: str, summary: dict[str, Any]) -> None:
@@ -338,8 +393,10 @@ def _write_evaluation(run: Run, sinks: Sequence[Sink], prefix: str, summary: dic
             sink.write(row)
 
 
-def _save(run: Run, windows: list[ReturnWindow], checkpoints: Checkpoints) -> None:
+def _save(run: Run, windows: list[ReturnWindow], checkpoints: Checkpoints, evaluation_due: bool) -> None:
     meta = {
+        "evaluation_due": evaluation_due,
+        "train_s": run.train_s,
         "batch_per_core": run.loop.batch_per_core,
         "num_cores": run.loop.num_cores,
         "updates_per_call": run.loop.updates_per_call,
@@ -409,10 +466,12 @@ def _change(settings: Settings, changes: dict[str, Any]) -> Settings:
 
 def _describe(loop: Anakin, settings: Settings) -> str:
     devices = mesh.describe(list(loop.mesh.devices.flat))
-    runs = "" if loop.members is None else f"{len(loop.members)} runs in one program, "
+    count = _num_members(loop)
+    runs = "" if loop.members is None else f"{count} run{'s' if count != 1 else ''} in one program, "
+    updates = f"{loop.updates_per_call} update{'s' if loop.updates_per_call != 1 else ''} per call"
     return (
         f"{runs}{devices} x {loop.batch_per_core} environments{' per run' if runs else ''}, unroll "
-        f"{loop.unroll_length}, {loop.updates_per_call} updates per call ({loop.steps_per_call:,} steps)"
+        f"{loop.unroll_length}, {updates} ({loop.steps_per_call:,} steps)"
     )
 
 
@@ -421,4 +480,4 @@ def _memory(compiled: Any) -> str:
     if analysis is None:
         return "memory not known"
     used = analysis.argument_size_in_bytes + analysis.temp_size_in_bytes + analysis.output_size_in_bytes
-    return f"about {max(used - analysis.alias_size_in_bytes, 0) / 1e6:,.0f} MB per core"
+    return f"about {max(math.ceil((used - analysis.alias_size_in_bytes) / 1e6), 1):,} MB per core"

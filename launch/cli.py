@@ -31,6 +31,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
         _dispatch(arguments)
+        sys.stdout.flush()  # here, where a reader that is gone can be told from a failure
     except UserError as error:
         print(f"podracer: {' '.join(str(error).split())}", file=sys.stderr)
         sys.exit(2)

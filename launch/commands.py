@@ -6,6 +6,7 @@ import dataclasses
 import datetime
 import itertools
 import json
+import os
 import pathlib
 import sys
 from typing import Annotated, Any, Literal
@@ -41,11 +42,10 @@ class Machine:
 
 def use_compilation_cache() -> None:
     """Keep compiled programs between commands, in the user's cache folder: the second start is fast."""
-    import os
 
     import jax
 
-    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
+    if jax.config.jax_compilation_cache_dir is None:  # JAX's own variable, or whoever calls this, comes first
         base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
         jax.config.update("jax_compilation_cache_dir", os.path.join(base, "podracer", "xla"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
@@ -105,7 +105,7 @@ def _train_anakin(arguments: list[str]) -> None:
         env_options=env_options,
         agent=agent_name,
         agent_config=None if agent_config is None else dataclasses.asdict(agent_config),
-        network=network_name or _network_name(network),
+        network=network_name or config.network_name(network),
         network_config=dataclasses.asdict(network) if dataclasses.is_dataclass(network) else None,
     )
     references = [env_name, agent_name, network_name]
@@ -170,17 +170,18 @@ def evaluate(arguments: list[str]) -> None:
     check_number("--max-steps", options.max_steps, minimum=1)
     check_number("--seed", options.seed, minimum=0, maximum=2**32 - 1)
     agent, env, params, members, steps = _load(directory, options.params, options.member, options.platform)
-    evaluator = Evaluator(agent, env, options.episodes, options.max_steps, options.greedy, many=members > 1)
+    many = members is not None
+    evaluator = Evaluator(agent, env, options.episodes, options.max_steps, options.greedy, many=many)
     summary = evaluator(params, options.seed).summary()
     if options.json:
         print(json.dumps({"run": str(directory), "steps": steps, "greedy": options.greedy, **summary}))
         return
-    rows = [summary] if members == 1 else [{k: _pick(v, m) for k, v in summary.items()} for m in range(members)]
+    rows = [summary] if members is None else [{k: _pick(v, m) for k, v in summary.items()} for m in range(members)]
     for number, row in enumerate(rows):
-        who = f"{agent.name} on {env.spec.name}" + (f", member {number}" if members > 1 else "")
+        who = f"{agent.name} on {env.spec.name}" + (f", member {number}" if many else "")
         cut = f", {row['unfinished']} cut at the step cap" if row["unfinished"] else ""
         print(
-            f"{who} after {steps:,} steps: return {row['return_mean']:.2f} +- {row['return_std']:.2f} "
+            f"{who} after {_pick(steps, number):,} steps: return {row['return_mean']:.2f} +- {row['return_std']:.2f} "
             f"(min {row['return_min']:.2f}, max {row['return_max']:.2f}), "
             f"length {row['length_mean']:.1f}, {row['episodes']} episodes{cut}"
         )
@@ -351,13 +352,6 @@ def _default_directory(env: str, agent: str) -> pathlib.Path:
     return pathlib.Path("runs") / f"{short(env)}-{short(agent)}-{now}"
 
 
-def _network_name(network: Any) -> str | None:
-    if network is None:
-        return None
-    cell = getattr(network, "cell", None)
-    return cell or next((name for name, known in config.NETWORKS.items() if type(known) is type(network)), None)
-
-
 def _run_directory(arguments: list[str], command: str, kind: type, text: str) -> tuple[pathlib.Path, list[str]]:
     """The RUN of a command and its other arguments; `--help` prints and exits."""
     if {"-h", "--help"} & set(arguments):
@@ -371,8 +365,11 @@ def _run_directory(arguments: list[str], command: str, kind: type, text: str) ->
 
 def _load(
     directory: pathlib.Path, which: str, member: int | None, platform: str | None
-) -> tuple[Any, Any, Any, int, int]:
-    """`(agent, env, params, members, steps)` of a run directory; members is 1 where one was chosen."""
+) -> tuple[Any, Any, Any, int | None, Any]:
+    """`(agent, env, params, members, steps)` of a run directory; members is None where the params are of one run.
+
+    `steps` is when the params were current, a list with many members.
+    """
     import jax
 
     from podracer.checkpoint import Checkpoints
@@ -386,21 +383,23 @@ def _load(
     many = settings.get("seeds", 1) > 1 or bool(settings.get("sweep"))
     best = Checkpoints(directory / "best", 1)
     found = best if which == "best" and best.steps() else Checkpoints(directory / "checkpoints")
-    steps = found.meta()["steps"]
-    members = 1
+    meta, members = found.meta(), None
+    steps = meta.get("chosen_at", meta["steps"])
     if many:
-        members = len(found.meta()["score"]) if "score" in found.meta() else len(found.meta()["windows"])
+        members = len(meta["score"]) if "score" in meta else len(meta["windows"])
+        steps = steps if isinstance(steps, list) else [steps] * members
         like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((members, *leaf.shape), leaf.dtype), like)
     elif member:
         raise UserError(f"--member is {member}, but {directory} holds one run. Leave it out.")
     device = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=device), like)
     params = found.params(like)
-    found.close()
-    if many and member is not None:
+    for checkpoints in (best, found):
+        checkpoints.close()
+    if members is not None and member is not None:
         if not 0 <= member < members:
             raise UserError(f"--member is {member}; expected 0 to {members - 1}, the runs in {directory}.")
-        params, members = jax.tree.map(lambda leaf: leaf[member], params), 1
+        params, members, steps = jax.tree.map(lambda leaf: leaf[member], params), None, steps[member]
     return agent, env, params, members, steps
 
 
@@ -443,9 +442,9 @@ def _report(run: Any) -> None:
     """What a finished run came to."""
     import numpy as np
 
-    score = "" if run.best_score is None else f"; best evaluation {float(np.mean(run.best_score)):.2f}"
-    if "absolute_return_mean" in run.metrics:
-        score += f", measured again on {run.metrics['absolute_episodes']} episodes"
-        score += f" {run.metrics['absolute_return_mean']:.2f}" if run.loop.members is None else ""
+    score = "" if run.best_score is None else f"; best evaluation {np.mean(run.best_score):.2f}"
+    if run.absolute_score is not None:
+        score += f", measured again on {run.metrics['absolute_episodes']} episodes {np.mean(run.absolute_score):.2f}"
+        score += f" (means of {run.absolute_score.size} runs)" if run.absolute_score.size > 1 else ""
     print(f"{run.directory}: {run.steps:,} steps{score}")
     print(f"next: podracer eval {run.directory} | podracer render {run.directory} | podracer plot {run.directory}")

@@ -27,7 +27,7 @@ class Checkpoints:
 
     def __init__(self, directory: pathlib.Path, keep: int = 2):
         self.directory, self.keep = pathlib.Path(directory).absolute(), keep
-        self._manager = None
+        self._manager, self._creates = None, False
 
     def save(self, steps: int, params: Any, state: Any, meta: dict[str, Any]) -> None:
         """Write one checkpoint; it appears under its final name only when it is complete.
@@ -43,12 +43,24 @@ class Checkpoints:
         items = {name: _to_dict(tree) for name, tree in {"params": params, "state": state}.items()}
         saved = {name: ocp.args.StandardSave(leaves) for name, leaves in items.items() if leaves}
         meta = {"format": FORMAT, "steps": steps, **meta}
-        self._open(create=True).save(steps, args=ocp.args.Composite(meta=ocp.args.JsonSave(meta), **saved), force=True)
-        self._manager.wait_until_finished()
+        manager = self._open(create=True)
+        if steps in manager.all_steps():
+            manager.delete(steps)  # incomplete, or by a run that was killed and came here again
+        manager.save(steps, args=ocp.args.Composite(meta=ocp.args.JsonSave(meta), **saved), force=True)
+        manager.wait_until_finished()
 
     def steps(self) -> list[int]:
         """The complete checkpoints there are, oldest first."""
-        return sorted(self._open().all_steps()) if self.directory.is_dir() else []
+        if not self.directory.is_dir():
+            return []
+        return sorted(steps for steps in self._open().all_steps() if self._is_complete(steps))
+
+    def _is_complete(self, steps: int) -> bool:
+        """Whether all of a checkpoint is there, as far as names tell: a copy or a deletion may have stopped halfway."""
+        directory = self.directory / str(steps)
+        return (directory / "_CHECKPOINT_METADATA").is_file() and all(
+            (directory / item).is_dir() for item in ("meta", "params")
+        )
 
     def meta(self, steps: int | None = None) -> dict[str, Any]:
         """The `meta` of one checkpoint (None: the newest).
@@ -99,7 +111,9 @@ class Checkpoints:
     def _which(self, steps: int | None) -> int:
         available = self.steps()
         if not available:
-            raise UserError(f"no complete checkpoint in {self.directory}; expected one. Train with --run first.")
+            raise UserError(
+                f"no complete checkpoint in {self.directory}: the run was stopped before its first. Train anew."
+            )
         if steps is not None and steps not in available:
             raise UserError(f"no checkpoint at {steps} steps in {self.directory}; there are {available}.")
         return available[-1] if steps is None else steps
@@ -112,17 +126,19 @@ class Checkpoints:
         )
 
     def _open(self, create: bool = False):
-        if self._manager is None:
+        if self._manager is None or (create and not self._creates):
+            self.close()
             import orbax.checkpoint as ocp
 
             logging.getLogger("absl").setLevel(logging.ERROR)
             options = ocp.CheckpointManagerOptions(
                 max_to_keep=self.keep,
                 create=create,
+                cleanup_tmp_directories=create,
                 enable_async_checkpointing=False,
                 single_host_load_and_broadcast=False,
             )
-            self._manager = ocp.CheckpointManager(self.directory, options=options)
+            self._manager, self._creates = ocp.CheckpointManager(self.directory, options=options), create
         return self._manager
 
 

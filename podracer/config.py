@@ -7,6 +7,7 @@ import inspect
 import json
 import pathlib
 from collections.abc import Callable
+from types import NoneType
 from typing import Any
 
 from podracer import agents, envs, networks
@@ -112,18 +113,24 @@ def build(recipe: Recipe) -> tuple[Agent, Any]:
 
 def describe(agent: Agent, env: Any) -> Recipe | None:
     """The recipe of objects that were made in Python, or None where names cannot make them again."""
-    env_options = _changed_fields(env)
-    try:
-        same_env = envs.make(env.spec.name, **env_options) == env
-    except Exception:
-        same_env = False
-    network = next((name for name, known in NETWORKS.items() if type(known) is type(agent.network)), None)
-    if type(agent.network) is type(NETWORKS["lstm"]):
-        network = agent.network.cell
-    if not same_env or agent.name not in AGENTS or network is None:
+    network = network_name(agent.network)
+    if agent.name not in AGENTS or network is None or not dataclasses.is_dataclass(agent.config):
         return None
     config, network_config = dataclasses.asdict(agent.config), dataclasses.asdict(agent.network)
-    return Recipe(env.spec.name, env_options, agent.name, config, network, network_config)
+    recipe = Recipe(env.spec.name, _changed_fields(env), agent.name, config, network, network_config)
+    try:
+        # What comes back from the file must be what went in: functions, wrappers and subclasses do not.
+        again, env_again = build(Recipe(**json.loads(json.dumps(dataclasses.asdict(recipe)))))
+    except Exception:
+        return None
+    same = (again.config, again.network, env_again) == (agent.config, agent.network, env)
+    return recipe if same else None
+
+
+def network_name(recipe: Any) -> str | None:
+    """The name of a built-in network recipe, whatever its settings; None for others."""
+    cell = getattr(recipe, "cell", None)
+    return next((n for n, r in NETWORKS.items() if type(r) is type(recipe) and getattr(r, "cell", None) == cell), None)
 
 
 def write(directory: pathlib.Path, content: dict[str, Any]) -> None:
@@ -131,8 +138,12 @@ def write(directory: pathlib.Path, content: dict[str, Any]) -> None:
     (directory / "config.json").write_text(json.dumps(content, indent=2, default=str) + "\n")
 
 
-def read(directory: pathlib.Path) -> dict[str, Any]:
+def read(directory: pathlib.Path, architecture: str | None = None) -> dict[str, Any]:
     """Read `config.json` of a run directory.
+
+    Args:
+      directory: what `train` wrote.
+      architecture: refuse the runs of another one.
 
     Raises:
       UserError: it is not a run directory.
@@ -143,9 +154,15 @@ def read(directory: pathlib.Path) -> dict[str, Any]:
             f"{directory} is not a run directory: it has no config.json. Name one that `train --run` wrote."
         )
     try:
-        return json.loads(path.read_text())
-    except ValueError as error:
+        content = json.loads(path.read_text())
+    except (ValueError, OSError) as error:
         raise UserError(f"{path} is not readable JSON ({error}). Restore it, or train again.") from error
+    parts = content if isinstance(content, dict) else {}
+    if not isinstance(parts.get("settings"), dict) or not isinstance(parts.get("recipe", ""), dict | NoneType):
+        raise UserError(f"{path} lacks the settings and recipe of a run. Name a directory that `train --run` wrote.")
+    if architecture is not None and parts.get("architecture") != architecture:
+        raise UserError(f"{directory} is a run of {parts.get('architecture')}; expected one of {architecture}.")
+    return content
 
 
 def read_recipe(directory: pathlib.Path) -> Recipe:
@@ -160,14 +177,23 @@ def read_recipe(directory: pathlib.Path) -> Recipe:
             f"{directory} was trained from Python objects that names cannot make again. "
             "Call the same function from Python with those objects."
         )
+    fields, given = {field.name for field in dataclasses.fields(Recipe)}, set(recipe)
+    if fields != given:
+        raise UserError(
+            f"{pathlib.Path(directory) / 'config.json'}: the recipe has the fields {', '.join(sorted(given))}; "
+            f"expected {', '.join(sorted(fields))}. Restore it, or train again."
+        )
     return Recipe(**recipe)
 
 
-def _changed_fields(value: Any) -> dict[str, Any]:
-    if not dataclasses.is_dataclass(value):
+def _changed_fields(env: Any) -> dict[str, Any]:
+    """The options that make `env`; adapters keep those of their library in one field, as pairs."""
+    if not dataclasses.is_dataclass(env):
         return {}
-    fields = {f.name: (getattr(value, f.name), f.default) for f in dataclasses.fields(value) if f.init}
-    return {name: now for name, (now, default) in fields.items() if now != default and name not in ("name", "id")}
+    fields = {f.name: (getattr(env, f.name), f.default) for f in dataclasses.fields(env) if f.init}
+    changed = {name: now for name, (now, default) in fields.items() if now != default and name not in ("name", "id")}
+    options = dict(changed.pop("options", ()))
+    return {**changed, **options}
 
 
 def _replace(default: Any, changes: dict[str, Any], what: str) -> Any:

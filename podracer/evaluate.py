@@ -74,8 +74,7 @@ class Evaluator:
         # Always fresh starts: cached ones would measure the states that training saw.
         self.batch = Batch(env.env if isinstance(env, Batch) else env)
         self.agent, self.episodes, self.greedy = agent, episodes, greedy
-        # One more step shows that an episode is over, in next-step mode.
-        self.max_steps = (max_steps or self.batch.spec.max_episode_steps or DEFAULT_MAX_STEPS) + 1
+        self.max_steps = max_steps or self.batch.spec.max_episode_steps or DEFAULT_MAX_STEPS
         self._run = jax.jit(jax.vmap(self._episodes, (0, None)) if many else self._episodes)
 
     def __call__(self, params: Any, seed: int = 0) -> Evaluation:
@@ -89,16 +88,19 @@ class Evaluator:
         actor = self.agent.initial_actor_state(self.episodes)
         act = self.agent.greedy_step if self.greedy else self.agent.actor_step
 
+        # In next-step mode, one more step shows that an episode is over; it counts nothing.
+        num_steps = self.max_steps + self.batch.next_step
+
         def running(carry):
             step, *_, live = carry
-            return (step < self.max_steps) & jnp.any(live)
+            return (step < num_steps) & jnp.any(live)
 
         def step(carry):
             step, actor, env, timestep, returns, lengths, live = carry
             act_key, env_key = jax.random.split(jax.random.fold_in(run_key, step))
             output, actor = act(params, actor, timestep, act_key)
             env, timestep = self.batch.step(env, output.action, jax.random.split(env_key, self.episodes))
-            counts = live & timestep.valid
+            counts = live & timestep.valid & (step < self.max_steps)
             returns = returns + jnp.where(counts, timestep.reward, 0.0)
             return step + 1, actor, env, timestep, returns, lengths + counts, live & ~timestep.first
 

@@ -21,6 +21,7 @@ class Curve(NamedTuple):
 
     x: np.ndarray  # [P] increasing
     y: np.ndarray  # [P]
+    facts: tuple[tuple[str, str], ...]  # all that was set, without the seed: curves with the same facts are one group
 
 
 def plot(
@@ -42,24 +43,23 @@ def plot(
         raise UserError(f"--out is '{out}'; expected a name ending in {', '.join(FORMATS)}.")
     if not out.absolute().parent.is_dir():
         raise UserError(f"--out is '{out}', but the folder {out.parent} does not exist. Create it first.")
-    groups: dict[str, list[Curve]] = {}
-    for directory in directories:
-        for label, curve in read_curves(directory, metric, x):
-            groups.setdefault(label, []).append(curve)
+    groups = label([curve for directory in directories for curve in read_curves(directory, metric, x)])
     figure = draw(groups, metric, x, title)
-    figure.savefig(out, dpi=150, bbox_inches="tight")
-    return f"{out}: " + ", ".join(f"{label} ({len(curves)})" for label, curves in groups.items())
+    try:
+        figure.savefig(out, dpi=150, bbox_inches="tight")
+    except OSError as error:
+        raise UserError(f"--out {out} cannot be written: {error.strerror}. Choose another --out.") from error
+    return f"{out}: " + ", ".join(f"{name} ({_count(len(curves))})" for name, curves in groups.items())
 
 
-def read_curves(directory: pathlib.Path, metric: str, x: str) -> list[tuple[str, Curve]]:
-    """`(label, curve)` of each run in a directory; the label leaves out the seed.
+def read_curves(directory: pathlib.Path, metric: str, x: str) -> list[Curve]:
+    """The curve of each run in a directory.
 
     Raises:
-      UserError: there is no such metric.
+      UserError: there is no such metric, or the file of metrics is damaged.
     """
     content = config.read(directory)
-    path = directory / "metrics.jsonl"
-    rows = [json.loads(line) for line in path.read_text().splitlines()] if path.is_file() else []
+    rows = _rows(pathlib.Path(directory) / "metrics.jsonl")
     members: dict[Any, list[tuple[float, float]]] = {}
     for row in rows:
         if metric in row and x in row:
@@ -70,7 +70,35 @@ def read_curves(directory: pathlib.Path, metric: str, x: str) -> list[tuple[str,
             f"{directory} has no '{metric}' over '{x}'.{closest(metric, known)} "
             f"It has {', '.join(known) if known else 'no metrics yet'}."
         )
-    return [(_label(content, directory, member), _curve(points)) for member, points in members.items()]
+    return [_curve(points, _facts(content, directory, member)) for member, points in members.items()]
+
+
+def label(curves: list[Curve]) -> dict[str, list[Curve]]:
+    """Curves by what tells them apart: agent and environment, and settings that differ among those of the same two."""
+    same: dict[str, list[Curve]] = {}
+    for curve in curves:
+        facts = dict(curve.facts)
+        name = f"{facts['agent']} on {facts['env']}" if "agent" in facts else facts["run"]
+        same.setdefault(name, []).append(curve)
+    groups: dict[str, list[Curve]] = {}
+    for name, members in same.items():
+        common = set.intersection(*(set(curve.facts) for curve in members))
+        for curve in members:
+            differs = [f"{fact}={value}" for fact, value in curve.facts if (fact, value) not in common]
+            groups.setdefault(", ".join([name, *differs]), []).append(curve)
+    return groups
+
+
+def _rows(path: pathlib.Path) -> list[dict[str, Any]]:
+    rows = []
+    lines = path.read_text().splitlines() if path.is_file() else []
+    for number, line in enumerate(lines, 1):
+        try:
+            rows.append(dict(json.loads(line)))
+        except (ValueError, TypeError):
+            if number < len(lines):  # the last line of a killed run may be half of one
+                raise UserError(f"{path}:{number} is not a JSON object. Remove that line.") from None
+    return rows
 
 
 def draw(groups: dict[str, list[Curve]], metric: str, x: str, title: str | None) -> Any:
@@ -82,10 +110,14 @@ def draw(groups: dict[str, list[Curve]], metric: str, x: str, title: str | None)
 
     figure, axes = pyplot.subplots(figsize=(7, 4.2))
     for label, curves in groups.items():
-        grid = np.linspace(max(c.x[0] for c in curves), min(c.x[-1] for c in curves), POINTS)
+        # Where all of the group have data; without such a stretch, wherever any has.
+        start, end = max(c.x[0] for c in curves), min(c.x[-1] for c in curves)
+        if start > end:
+            start, end = min(c.x[0] for c in curves), max(c.x[-1] for c in curves)
+        grid = np.linspace(start, end, POINTS)
         values = np.stack([np.interp(grid, c.x, c.y) for c in curves])
         name = label if len(curves) == 1 else f"{label} ({len(curves)} seeds)"
-        (line,) = axes.plot(grid, values.mean(0), label=name, linewidth=1.8)
+        (line,) = axes.plot(grid, values.mean(0), label=name, linewidth=1.8, marker="o" if start == end else None)
         if len(curves) > 1:
             low, high = confidence_band(values)
             axes.fill_between(grid, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
@@ -109,24 +141,45 @@ def confidence_band(values: np.ndarray, level: float = 0.95) -> tuple[np.ndarray
     return low, high
 
 
-def _curve(points: list[tuple[float, float]]) -> Curve:
+def _curve(points: list[tuple[float, float]], facts: dict[str, str]) -> Curve:
     x, y = np.asarray(sorted(points), np.float64).T
-    return Curve(x, y)
+    return Curve(x, y, tuple(facts.items()))
 
 
-def _label(content: dict[str, Any], directory: pathlib.Path, member: int | None) -> str:
-    recipe = content.get("recipe")
+def _facts(content: dict[str, Any], directory: pathlib.Path, member: int | None) -> dict[str, str]:
+    """Everything about a run that may make a difference, but for its seed."""
+    settings, recipe = content["settings"], content.get("recipe")
+    neutral = (
+        "total_steps",
+        "updates_per_call",
+        "seed",
+        "seeds",
+        "sweep",
+        "evaluations",
+        "eval_episodes",
+        "keep",
+        "nan",
+        "tensorboard",
+        "wandb",
+    )
+    facts: dict[str, Any] = {name: value for name, value in settings.items() if name not in neutral}
+    facts["cores"] = content.get("num_cores")
     if recipe is None:
-        return directory.name
-    label = f"{recipe['agent']} on {recipe['env']}"
-    swept = content["settings"].get("sweep") or []
-    if member is None or not swept:
-        return label
-    # Members are ordered as the product of the swept values and, innermost, the seeds.
-    member //= content["settings"]["seeds"]
-    parts = []
-    for item in reversed(swept):
-        name, _, values = item.partition("=")
-        member, which = divmod(member, len(values.split(",")))
-        parts.append(f"{name}={values.split(',')[which]}")
-    return f"{label}, {', '.join(reversed(parts))}"
+        facts["run"] = pathlib.Path(directory).absolute().name
+    else:
+        facts |= {name: recipe[name] for name in ("agent", "env", "network")}
+        for part in ("agent_config", "env_options", "network_config"):
+            facts |= {name if name not in facts else f"{part}.{name}": v for name, v in (recipe[part] or {}).items()}
+    swept = settings.get("sweep") or []
+    if member is not None and swept:
+        # Members are ordered as the product of the swept values and, innermost, the seeds.
+        member //= settings["seeds"]
+        for item in reversed(swept):
+            name, _, values = item.partition("=")
+            member, which = divmod(member, len(values.split(",")))
+            facts[name.strip().replace("-", "_")] = float(values.split(",")[which])
+    return {name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in facts.items()}
+
+
+def _count(number: int) -> str:
+    return f"{number} run{'s' if number != 1 else ''}"

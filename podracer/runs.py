@@ -10,13 +10,14 @@ import signal
 import subprocess
 import sys
 import threading
+from collections.abc import Iterator
 from typing import Any
 
 import jax
 
 from podracer import config, mesh
 from podracer.errors import UserError
-from podracer.sinks import JsonLines, Sink, TensorBoard, WeightsAndBiases
+from podracer.sinks import JsonLines, Sink, TensorBoard, WeightsAndBiases, import_wandb
 
 PACKAGES = ("podracer", "jax", "jaxlib", "flax", "optax", "rlax", "orbax-checkpoint", "numpy", "gymnax")
 
@@ -89,28 +90,40 @@ def create_directory(directory: pathlib.Path, content: dict[str, Any]) -> pathli
     return directory
 
 
-def check_new(directory: pathlib.Path) -> None:
+def check_new(directory: pathlib.Path | None) -> None:
     """Refuse a run directory that exists, before anything expensive.
 
     Raises:
       UserError: it exists.
     """
-    if directory.exists():
+    if directory is not None and directory.exists():
         raise UserError(
             f"run directory {directory} exists. Choose another --run, or go on with it: podracer resume {directory}"
         )
 
 
-def default_sinks(directory: pathlib.Path | None, tensorboard: bool, wandb: bool) -> list[Sink]:
-    """The files of a run directory, and what else was asked for."""
-    if directory is None:
-        return []
-    sinks: list[Sink] = [JsonLines(directory / "metrics.jsonl")]
-    if tensorboard:
-        sinks.append(TensorBoard(directory / "tensorboard"))
+def check_sinks(directory: pathlib.Path | None, tensorboard: bool, wandb: bool) -> None:
+    """Refuse sinks that cannot work, before anything is written.
+
+    Raises:
+      UserError: wandb is not installed, or there is no directory for the files.
+    """
+    if directory is None and (tensorboard or wandb):
+        name = "tensorboard" if tensorboard else "wandb"
+        raise UserError(f"{name} is on, but there is no run directory for its files. Give a run_dir.")
     if wandb:
-        sinks.append(WeightsAndBiases(directory, config.read(directory)))
-    return sinks
+        import_wandb()
+
+
+def default_sinks(directory: pathlib.Path | None, tensorboard: bool, wandb: bool, steps: int = 0) -> Iterator[Sink]:
+    """The files of a run directory, and what else was asked for, for a run that goes on after `steps`."""
+    if directory is None:
+        return
+    yield JsonLines(directory / "metrics.jsonl")
+    if tensorboard:
+        yield TensorBoard(directory / "tensorboard", steps)
+    if wandb:
+        yield WeightsAndBiases(directory, config.read(directory))
 
 
 def environment_facts(cores: Any) -> dict[str, Any]:

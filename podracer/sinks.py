@@ -39,26 +39,62 @@ class JsonLines:
         self._file.close()
 
 
-class TensorBoard:
-    """Scalars over steps; many runs in one program appear as one curve per member."""
+def drop_rows_after(path: pathlib.Path, steps: int) -> None:
+    """Leave out rows of `metrics.jsonl` after `steps`, and what a killed run left half written."""
+    if not path.is_file():
+        return
+    kept = [line for line in path.read_text().splitlines() if _steps_of(line) <= steps]
+    beside = path.with_suffix(".new")
+    beside.write_text("".join(line + "\n" for line in kept))
+    beside.replace(path)
 
-    def __init__(self, directory: pathlib.Path):
+
+def _steps_of(line: str) -> float:
+    try:
+        return json.loads(line)["steps"]
+    except (ValueError, TypeError, KeyError):
+        return math.inf
+
+
+class TensorBoard:
+    """Scalars over steps; many runs in one program appear as one curve per member.
+
+    Args:
+      directory: where its files go.
+      steps: what was written after them before is hidden, by a run that goes on from there.
+    """
+
+    def __init__(self, directory: pathlib.Path, steps: int = 0):
         from tensorboardX import SummaryWriter
 
         self._directory, self._make, self._writers = directory, SummaryWriter, {}
+        self._options = {"purge_step": steps + 1} if steps else {}
 
     def write(self, row: Row) -> None:
         member = row.get("member")
         if member not in self._writers:
             name = "." if member is None else f"member-{member:03d}"
-            self._writers[member] = self._make(str(self._directory / name))
+            self._writers[member] = self._make(str(self._directory / name), **self._options)
         for name, value in row.items():
-            if isinstance(value, int | float) and name not in ("steps", "member"):
+            if name not in ("steps", "member") and isinstance(value, int | float) and math.isfinite(value):
                 self._writers[member].add_scalar(name, value, row["steps"])
 
     def close(self) -> None:
         for writer in self._writers.values():
             writer.close()
+
+
+def import_wandb() -> Any:
+    """The wandb module.
+
+    Raises:
+      UserError: it is not installed.
+    """
+    try:
+        import wandb
+    except ImportError as error:
+        raise UserError("wandb is not installed; expected it for --wandb. pip install 'podracer[wandb]'.") from error
+    return wandb
 
 
 class WeightsAndBiases:
@@ -69,12 +105,7 @@ class WeightsAndBiases:
     """
 
     def __init__(self, directory: pathlib.Path, config: dict[str, Any]):
-        try:
-            import wandb
-        except ImportError as error:
-            raise UserError(
-                "wandb is not installed; expected it for --wandb. pip install 'podracer[wandb]'."
-            ) from error
+        wandb = import_wandb()
         self._run = wandb.init(project="podracer", name=directory.name, dir=str(directory), config=config)
 
     def write(self, row: Row) -> None:
@@ -92,11 +123,12 @@ class Terminal:
     Args:
       total_steps: where the bar ends.
       label: what is trained.
+      members: how many runs train at once; their rows become one line.
       every_s: how often a plain line is printed.
     """
 
-    def __init__(self, total_steps: int, label: str, every_s: float = 5.0):
-        self._total, self._label, self._every_s = total_steps, label, every_s
+    def __init__(self, total_steps: int, label: str, members: int = 1, every_s: float = 5.0):
+        self._total, self._label, self._members, self._every_s = total_steps, label, members, every_s
         self._last, self._progress, self._returns = -math.inf, None, {}
         if sys.stderr.isatty():
             from rich import console, progress
@@ -115,16 +147,19 @@ class Terminal:
     def note(self, text: str) -> None:
         """A line of text that stays."""
         if self._progress is not None:
-            self._progress.console.print(text, highlight=False)
+            self._progress.console.print(text, highlight=False, markup=False)
         else:
             print(text, file=sys.stderr, flush=True)
 
     def write(self, row: Row) -> None:
         if "steps_per_s" not in row:
             return  # an evaluation: it does not move the bar
+        member = row.get("member", 0)
         if "return_mean" in row:
-            self._returns[row.get("member")] = row["return_mean"]
-        numbers = f"{_short(row['steps'])} steps  {_short(row.get('steps_per_s', 0))} steps/s"
+            self._returns[member] = row["return_mean"]
+        if member < self._members - 1:
+            return  # the last one's row completes the line
+        numbers = f"{_short(row['steps'])} steps  {_short(row['steps_per_s'])} steps/s"
         if self._returns:
             numbers += f"  return {sum(self._returns.values()) / len(self._returns):.2f}"
             numbers += f" (mean of {len(self._returns)} runs)" if len(self._returns) > 1 else ""
@@ -132,11 +167,9 @@ class Terminal:
             self._progress.update(self._task, completed=row["steps"], numbers=numbers)
         elif time.monotonic() - self._last > self._every_s or row["steps"] >= self._total:
             self._last = time.monotonic()
-            left = (self._total - row["steps"]) / row["steps_per_s"] if row.get("steps_per_s") else math.nan
-            rest = f"  {left:.0f} s left" if math.isfinite(left) and left > 0 else ""
-            print(
-                f"{self._label}  {100 * row['steps'] / self._total:3.0f}%  {numbers}{rest}", file=sys.stderr, flush=True
-            )
+            left = (self._total - row["steps"]) * self._members / row["steps_per_s"]
+            numbers += f"  {left:.0f} s left" if left >= 1 else ""
+            print(f"{self._label}  {100 * row['steps'] / self._total:3.0f}%  {numbers}", file=sys.stderr, flush=True)
 
     def close(self) -> None:
         if self._progress is not None:
