@@ -127,11 +127,18 @@ def minibatch_epochs(
     """
     size = jax.tree.leaves(batch)[0].shape[1]
 
+    def rows(leaf, order):
+        flat = leaf.reshape(*leaf.shape[:2], -1)
+        return flat[:, order].reshape(leaf.shape[0], -1, *leaf.shape[2:])
+
+    def minibatch(order):
+        return jax.tree.map(lambda leaf: rows(leaf, order), batch)
+
     def epoch(learner, key):
-        order = permutation(key, size).reshape(minibatches, -1)
-        shuffled = jax.tree.map(lambda leaf: jnp.moveaxis(leaf[:, order], 1, 0), batch)
-        inputs = (shuffled, jax.vmap(statistics)(shuffled))
-        return jax.lax.scan(lambda learner, inputs: step(learner, *inputs), learner, inputs)
+        orders = permutation(key, size).reshape(minibatches, -1)
+        inputs = (orders, jax.vmap(lambda order: statistics(minibatch(order)))(orders))
+        # Minibatches are gathered one by one: a shuffled copy of everything would leave the cache before it is used.
+        return jax.lax.scan(lambda learner, inputs: step(learner, minibatch(inputs[0]), inputs[1]), learner, inputs)
 
     learner, metrics = jax.lax.scan(epoch, learner, jax.random.split(key, epochs))
     skipped = jnp.sum(metrics["nonfinite_updates"])
