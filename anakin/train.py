@@ -8,6 +8,7 @@ import itertools
 import math
 import pathlib
 import time
+import typing
 from collections.abc import Sequence
 from typing import Any, Literal
 
@@ -18,7 +19,7 @@ from anakin.loop import Anakin, AnakinState, CallMetrics, Members
 from podracer import config, mesh
 from podracer.checkpoint import Checkpoints
 from podracer.envs.batch import Batch
-from podracer.errors import UserError, check_divides, check_number
+from podracer.errors import UserError, check_divides, check_number, unknown
 from podracer.evaluate import Evaluator
 from podracer.metrics import EpisodeSums, ReturnWindow
 from podracer.runs import (
@@ -70,6 +71,16 @@ class Settings:
     """Log to Weights & Biases too."""
 
     def __post_init__(self):
+        for name, kind in typing.get_type_hints(type(self)).items():
+            value = getattr(self, name)
+            if typing.get_origin(kind) is Literal and value not in typing.get_args(kind):
+                raise unknown(
+                    name, str(value), typing.get_args(kind), f"Expected {' or '.join(typing.get_args(kind))}."
+                )
+            if kind in (int, int | None) and value is not None:
+                if not float(value).is_integer():
+                    raise UserError(f"{name} is {value}; expected a whole number. Change {name}.")
+                object.__setattr__(self, name, int(value))  # 1e6 is a number of steps, too
         for name in ("total_steps", "batch_per_core", "unroll_length", "updates_per_call", "seeds", "eval_episodes"):
             check_number(name, getattr(self, name), minimum=1)
         check_number("keep", self.keep, minimum=1)
