@@ -21,6 +21,7 @@ from podracer.errors import UserError, check_number
 
 CORE = "core"
 SHARDED, REPLICATED = PartitionSpec(CORE), PartitionSpec()
+SHARDED_SECOND = PartitionSpec(None, CORE)  # along the second axis: trajectories [T, B, ...]
 
 
 def physical_cores() -> int:
@@ -94,6 +95,29 @@ def make(num_cores: int | None = None) -> Mesh:
             "On a CPU, --cores (or podracer.mesh.start_backend) makes more virtual ones."
         )
     return Mesh(devices[:num_cores], (CORE,))
+
+
+def over(devices: Sequence[Any]) -> Mesh:
+    """A one-axis mesh over these devices."""
+    return Mesh(list(devices), (CORE,))
+
+
+def from_shards(mesh: Mesh, shards: Sequence[Any], axis: int) -> Any:
+    """Arrays over the mesh from one pytree per core, whose leaves lie on that core already; nothing is copied.
+
+    Args:
+      mesh: the cores, in the order of `shards`.
+      shards: pytrees of single-device arrays, equal in shape.
+      axis: along which the shards are joined, 0 or 1.
+    """
+    sharding = NamedSharding(mesh, PartitionSpec(*[None] * axis, CORE))
+
+    def one(*leaves):
+        shape = list(leaves[0].shape)
+        shape[axis] *= size(mesh)
+        return jax.make_array_from_single_device_arrays(tuple(shape), sharding, list(leaves))
+
+    return jax.tree.map(one, *shards)
 
 
 def idle_cores(mesh: Mesh) -> int:

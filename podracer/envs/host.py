@@ -1,0 +1,156 @@
+"""Environments on the host: the protocol that Sebulba's actor threads step, and the bridge from jittable ones.
+
+A host environment is a recipe for batches. Each actor thread starts one batch of its own, with one seed per
+environment, steps it with numpy arrays and closes it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+
+from podracer.envs import api
+from podracer.envs.batch import Batch
+from podracer.errors import UserError, check_number
+from podracer.types import TimeStep
+
+
+class HostStep(NamedTuple):
+    """What a batch says after a step. Arrays are numpy, and are not written to again."""
+
+    timestep: TimeStep  # [B, ...] what agents learn from: clipped rewards, life loss as an end, where so configured
+    score: np.ndarray  # [B] float32, what is reported: the game's own reward of this step
+    game_over: np.ndarray  # [B] bool, a whole game ended with this step; the score's sum starts again
+
+
+class HostBatch(Protocol):
+    """B running environments. One thread uses it at a time."""
+
+    def reset(self) -> HostStep:
+        """Start all episodes. Called once, first."""
+        ...
+
+    def step(self, action: np.ndarray) -> HostStep:
+        """Act once in every environment. `action` [B, ...]."""
+        ...
+
+    def close(self) -> None:
+        """Let go of threads and processes."""
+        ...
+
+
+class HostEnvironment(Protocol):
+    """A recipe for batches."""
+
+    @property
+    def spec(self) -> api.Spec: ...
+
+    @property
+    def batch_size(self) -> int:
+        """Environments per batch, B."""
+        ...
+
+    def start(self, seeds: Sequence[int]) -> HostBatch:
+        """A batch whose environments have these seeds [B]."""
+        ...
+
+
+class ResetTracker:
+    """Time steps of a batch that resets itself in the step after an end (envpool, Gymnasium's NEXT_STEP).
+
+    The one place that knows which step is a reset: the one after `terminated` or `truncated`.
+    """
+
+    def __init__(self, batch_size: int):
+        self._over = np.zeros(batch_size, bool)
+
+    def first(self, observation: Any) -> TimeStep:
+        """The time step of the first reset."""
+        size = self._over.shape[0]
+        zeros, ones = np.zeros(size, np.float32), np.ones(size, np.float32)
+        return TimeStep(observation, zeros, ones, np.ones(size, bool), np.zeros(size, bool))
+
+    def add(self, observation: Any, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray) -> TimeStep:
+        """The time step after an action, with resets marked and their rewards and ends ignored."""
+        reset = self._over
+        terminated = terminated & ~reset
+        self._over = terminated | (truncated & ~reset)
+        reward = np.where(reset, np.float32(0), reward).astype(np.float32)
+        return TimeStep(observation, reward, (~terminated).astype(np.float32), reset, ~reset)
+
+
+@dataclasses.dataclass(frozen=True)
+class OnHost:
+    """A jittable environment as a host environment: compiled on the CPU, stepped from Python."""
+
+    env: Any
+    batch_size: int = 64
+
+    def __post_init__(self):
+        check_number("batch_size", self.batch_size, minimum=1)
+        if not isinstance(self.env, Batch):
+            object.__setattr__(self, "env", Batch(self.env))
+
+    @property
+    def spec(self) -> api.Spec:
+        return self.env.spec
+
+    def start(self, seeds: Sequence[int]) -> HostBatch:
+        if len(seeds) != self.batch_size:
+            raise UserError(
+                f"{self.spec.name}: {len(seeds)} seeds for {self.batch_size} environments; expected as many."
+            )
+        return _Bridge(self.env, np.asarray(seeds, np.uint32))
+
+
+class _Bridge:
+    """A `Batch` on one CPU device."""
+
+    def __init__(self, batch: Batch, seeds: np.ndarray):
+        self._device = jax.local_devices(backend="cpu")[0]
+        self._seeds, self._steps = jax.device_put(seeds, self._device), 0
+        self._init, self._step = _compiled(batch)
+
+    def reset(self) -> HostStep:
+        self._state, timestep = self._init(self._seeds)
+        return self._host(timestep)
+
+    def step(self, action: Any) -> HostStep:
+        self._steps += 1
+        action = jax.device_put(action, self._device)
+        self._state, timestep = self._step(self._state, action, self._seeds, np.uint32(self._steps))
+        return self._host(timestep)
+
+    def close(self) -> None:
+        self._state = None
+
+    def _host(self, timestep: TimeStep) -> HostStep:
+        timestep = jax.tree.map(np.asarray, timestep)
+        # Either reset mode closes an episode at the time step that starts the next one; the very first closes none.
+        return HostStep(timestep, np.where(timestep.valid, timestep.reward, 0), timestep.first & (self._steps > 0))
+
+
+_CACHE: dict[Batch, tuple[Any, Any]] = {}
+
+
+def _compiled(batch: Batch) -> tuple[Any, Any]:
+    """`init` and `step` of a batch, compiled once for all threads."""
+    if batch not in _CACHE:
+
+        def keys(seeds):
+            return jax.vmap(jax.random.key)(seeds)
+
+        def step(state, action, seeds, number):
+            return batch.step(state, action, jax.vmap(jax.random.fold_in, (0, None))(keys(seeds), number))
+
+        _CACHE[batch] = jax.jit(lambda seeds: batch.init(keys(seeds))), jax.jit(step)
+    return _CACHE[batch]
+
+
+def on_host(env: Any, batch_size: int = 64) -> OnHost:
+    """`env` (an environment or a `Batch` of one) as a host environment with `batch_size` per actor thread."""
+    return OnHost(env, batch_size)

@@ -1,0 +1,104 @@
+"""The learner: `agent.learner_step` under the mesh of learner cores, on trajectories that lie there already."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from podracer import mesh
+from podracer.errors import check_divides
+from podracer.types import Agent, LearnerState, Trajectory
+
+STATE = LearnerState(mesh.REPLICATED, mesh.REPLICATED, mesh.REPLICATED, mesh.SHARDED)
+TRAJECTORY = Trajectory(mesh.SHARDED_SECOND, mesh.SHARDED_SECOND, mesh.SHARDED)
+
+
+class Learner:
+    """The compiled update, and the state it changes.
+
+    Args:
+      agent: any agent.
+      cores: the mesh of learner cores.
+      num_trajectories: how many trajectories form one batch (threads x accumulate).
+      splits: learner steps that each batch is cut into, one after the other.
+      key: the run's PRNG key, the same on every host.
+    """
+
+    def __init__(self, agent: Agent, cores: Any, num_trajectories: int, splits: int, key: jax.Array):
+        self._agent, self.mesh, self._splits = agent, cores, splits
+        self._num_trajectories = num_trajectories
+        shardings = mesh.shardings(cores, STATE)
+        self._replicated = mesh.shardings(cores, mesh.REPLICATED)
+        self._init = jax.jit(self._initial, out_shardings=shardings)
+        specs = (STATE, [TRAJECTORY] * num_trajectories, mesh.REPLICATED, mesh.REPLICATED)
+        call = mesh.over_cores(self._call, cores, specs, (STATE, mesh.REPLICATED))
+        self._update = jax.jit(call, donate_argnums=0)
+        self._key = jax.device_put(key, self._replicated)
+        self.state: LearnerState = self._init(jax.random.split(key, 3)[0])
+        self.updates = 0
+
+    def update(self, batches: list[list[Trajectory]]) -> dict[str, jax.Array]:
+        """One update. `batches`: per trajectory, its part on each learner core; returns metrics [splits]."""
+        trajectories = [self._global(shards) for shards in batches]
+        number = jax.device_put(jnp.uint32(self.updates), self._replicated)
+        self.state, metrics = self._update(self.state, trajectories, self._key, number)
+        self.updates += 1
+        return metrics
+
+    def _global(self, shards: list[Trajectory]) -> Trajectory:
+        """One array over all learner cores from the parts that lie on them; nothing moves."""
+        return Trajectory(
+            mesh.from_shards(self.mesh, [shard.timestep for shard in shards], axis=1),
+            mesh.from_shards(self.mesh, [shard.actor_output for shard in shards], axis=1),
+            mesh.from_shards(self.mesh, [shard.actor_state for shard in shards], axis=0),
+        )
+
+    def _initial(self, key: jax.Array) -> LearnerState:
+        state = self._agent.initial_learner_state(key)
+        size = mesh.size(self.mesh)
+        memory = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[None], (size, *leaf.shape)), state.memory)
+        return state._replace(memory=memory)
+
+    def _call(self, state: LearnerState, trajectories: list[Trajectory], key: jax.Array, number: jax.Array):
+        state = state._replace(memory=jax.tree.map(lambda leaf: leaf[0], state.memory))
+        batch = _join(trajectories)
+        check_divides("the batch per learner core", batch.timestep.first.shape[1], "learner_splits", self._splits)
+        key = jax.random.fold_in(key, number)
+        key = jax.random.split(jax.random.fold_in(key, mesh.index(mesh.CORE)))[1]
+
+        def step(state, inputs):
+            part, key = inputs
+            state, metrics = self._agent.learner_step(state, part, key, mesh.CORE)
+            return state, mesh.mean(metrics, mesh.CORE)
+
+        keys = key[None] if self._splits == 1 else jax.random.split(key, self._splits)
+        state, metrics = jax.lax.scan(step, state, (_split(batch, self._splits), keys))
+        return state._replace(memory=jax.tree.map(lambda leaf: leaf[None], state.memory)), metrics
+
+
+def _join(trajectories: list[Trajectory]) -> Trajectory:
+    """Several trajectories side by side along the batch."""
+
+    def along(axis, name):
+        parts = [getattr(trajectory, name) for trajectory in trajectories]
+        return jax.tree.map(lambda *leaves: jnp.concatenate(leaves, axis), *parts)
+
+    return Trajectory(along(1, "timestep"), along(1, "actor_output"), along(0, "actor_state"))
+
+
+def _split(batch: Trajectory, parts: int) -> Trajectory:
+    """[T, B, ...] -> [parts, T, B / parts, ...]."""
+
+    def second(leaf):
+        return jnp.moveaxis(leaf.reshape(leaf.shape[0], parts, -1, *leaf.shape[2:]), 1, 0)
+
+    def first(leaf):
+        return leaf.reshape(parts, -1, *leaf.shape[1:])
+
+    return Trajectory(
+        jax.tree.map(second, batch.timestep),
+        jax.tree.map(second, batch.actor_output),
+        jax.tree.map(first, batch.actor_state),
+    )

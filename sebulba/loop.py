@@ -1,0 +1,229 @@
+"""Sebulba: threads step environments on the host and act on some cores; one thread learns on the others.
+
+      actor thread 0..M-1 (several per actor core)              learner thread (one per host)
+    +------------------------------------------+              +-----------------------------------+
+    | params of version r - lag  <---------------- ParamStore <--- publish version u + 1          |
+    | T x (environments -> core -> action)     |              |                ^                  |
+    | trajectory, cut along the batch -------------- Queue -----> update u: one trajectory of     |
+    |                                          |              |   every thread, learner_step      |
+    +------------------------------------------+              |   under the mesh of learner cores |
+                                                              +-----------------------------------+
+
+With a fixed lag every rollout acts with exactly one version and the learner takes trajectories in the order of the
+threads, so that a run is repeatable bit for bit, however the threads are scheduled.
+
+After Hessel et al. 2021, "Podracer architectures for scalable reinforcement learning", section 4.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from podracer.envs.host import HostEnvironment
+from podracer.errors import UserError, check_number
+from podracer.types import Agent
+from sebulba.actor import Actor, ActorPrograms, Episode, Rollout
+from sebulba.learner import Learner
+from sebulba.params import ParamStore
+from sebulba.queue import Queue
+from sebulba.threads import Supervisor
+from sebulba.topology import Topology
+
+SEEDS_PER_RUN = 2**31  # environment seeds of one run are below it
+
+
+class Lag(NamedTuple):
+    """How old the params that act may be.
+
+    Attributes:
+      updates: learner updates between acting and learning: exactly (fixed), or at most.
+      fixed: each rollout waits for its own version; otherwise it takes the newest, and too old ones are dropped.
+    """
+
+    updates: int
+    fixed: bool
+
+    @staticmethod
+    def parse(text: str) -> Lag:
+        """`sync`, `fixed`, `fixed:K` or `bounded:K`.
+
+        Raises:
+          UserError: it is none of these.
+        """
+        kind, _, number = text.replace(" ", ":").partition(":")
+        if kind == "sync" and not number:
+            return Lag(0, True)
+        if kind in ("fixed", "bounded") and (number.isdigit() or (kind == "fixed" and not number)):
+            lag = Lag(int(number or 1), kind == "fixed")
+            if lag.fixed or lag.updates >= 1:
+                return lag
+        raise UserError(f"lag is '{text}'; expected sync, fixed, fixed:K, or bounded:K with K >= 1.")
+
+
+class Update(NamedTuple):
+    """What the learner says after each update."""
+
+    number: int  # updates so far
+    steps: int  # decisions consumed so far, by this host
+    metrics: dict[str, Any]  # means over the learner steps of this update
+    episodes: list[Episode]
+    lags: list[int]  # of the trajectories consumed
+    dropped: int  # trajectories too old, so far
+    waits: dict[str, float]  # seconds: the actors' (mean over threads) and the learner's
+
+
+class Sebulba:
+    """A run's threads and programs. `run` trains; the state is `learner.state`.
+
+    Args:
+      agent: any agent.
+      env: a host environment; each actor thread starts one batch of it.
+      topology: which cores act and which learn.
+      unroll_length: T.
+      lag: see `Lag`.
+      accumulate: trajectories of each thread that form one update.
+      learner_splits: learner steps that each update is cut into.
+      seed: seed of everything random.
+      stall_timeout_s: silence of a thread that ends the run.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        env: HostEnvironment,
+        topology: Topology,
+        unroll_length: int,
+        lag: Lag,
+        accumulate: int = 1,
+        learner_splits: int = 1,
+        seed: int = 0,
+        stall_timeout_s: float = 120.0,
+    ):
+        sizes = {"unroll_length": unroll_length, "accumulate": accumulate, "learner_splits": learner_splits}
+        for name, value in sizes.items():
+            check_number(name, value, minimum=1)
+        self.agent, self.env, self.topology = agent, env, topology
+        self.unroll_length, self.lag, self.accumulate, self.seed = unroll_length, lag, accumulate, seed
+        self.supervisor = Supervisor(stall_timeout_s)
+        self._key = jax.random.key(seed)
+        count = topology.num_threads * accumulate
+        self.learner = Learner(agent, topology.learner_mesh, count, learner_splits, self._key)
+        self._programs = ActorPrograms(agent, len(topology.learner_cores))
+        self._store = ParamStore(topology.actor_cores, lag.updates + 1, self.supervisor)
+        self.steps_per_update = count * unroll_length * env.batch_size
+        self._dropped = self._first_version = 0
+
+    def run(self, num_updates: int, on_update: Callable[[Update], bool], restarts: int = 0) -> None:
+        """Train until `num_updates` updates have been made, or `on_update` (called in the learner thread) says stop.
+
+        Args:
+          num_updates: counted from the beginning of the run.
+          on_update: gets each `Update`; returns True to stop.
+          restarts: how often this run was resumed; start states are then new ones.
+
+        Raises:
+          the first exception of any thread.
+        """
+        topology, supervisor = self.topology, self.supervisor
+        self._first_version = self.learner.updates
+        size = self.accumulate * (self.lag.updates + 1)
+        queues = [Queue(size, supervisor, f"actor-{i}") for i in range(topology.num_threads)]
+        devices = [core for core in topology.actor_cores for _ in range(topology.threads_per_core)]
+        seeds = environment_seeds(self.seed, restarts, jax.process_index(), topology.num_threads, self.env.batch_size)
+
+        def learn():
+            self._learn(queues, num_updates, on_update)
+            supervisor.stopping.set()
+
+        try:
+            for i, device in enumerate(devices):
+                key = jax.random.fold_in(jax.random.fold_in(self._key, 2**20 + restarts), jax.process_index())
+                key = jax.random.fold_in(key, i)
+                arguments = (device, queues[i], key, seeds[i], num_updates)
+                supervisor.start(f"actor-{i}", lambda arguments=arguments: self._act(*arguments))
+            supervisor.start("learner", learn)
+            while not supervisor.stopping.is_set():
+                supervisor.check()
+                time.sleep(0.02)
+        finally:
+            supervisor.join()
+        supervisor.check()
+
+    def _act(self, device: Any, queue: Queue, key: jax.Array, seeds: list[int], num_updates: int) -> None:
+        """The body of an actor thread."""
+        beat, first = self.supervisor.beat, self._first_version
+        actor = Actor(
+            self.agent, self.env, self._programs, device, self.topology.learner_cores, self.unroll_length, key, seeds
+        )
+        try:
+            for number in range(first * self.accumulate, num_updates * self.accumulate):
+                began = time.perf_counter()
+                oldest = max(first, number // self.accumulate - self.lag.updates)
+                version, params = self._store.get(device, oldest if self.lag.fixed else None, oldest)
+                waited = time.perf_counter() - began
+                rollout = actor.rollout(version, params, beat)
+                rollout.waits["params"] = waited
+                began = time.perf_counter()
+                queue.put(rollout)
+                rollout.waits["queue_put"] = time.perf_counter() - began
+        finally:
+            actor.close()
+
+    def _learn(self, queues: list[Queue], num_updates: int, on_update: Callable[[Update], bool]) -> None:
+        """The body of the learner thread, the only one that launches programs over several cores."""
+        beat = self.supervisor.beat
+        self._publish()
+        while self.learner.updates < num_updates:
+            clock = time.perf_counter()
+            rollouts = [self._take(queue) for _ in range(self.accumulate) for queue in queues]
+            got = time.perf_counter()
+            beat("learning")
+            lags = [self.learner.updates - rollout.version for rollout in rollouts]
+            metrics = jax.device_get(self.learner.update([rollout.shards for rollout in rollouts]))
+            learned = time.perf_counter()
+            beat("publishing params")
+            self._publish()
+            waits = {"queue_get": got - clock, "learner_step": learned - got, "publish": time.perf_counter() - learned}
+            names = {name for rollout in rollouts for name in rollout.waits}
+            waits |= {name: float(np.mean([r.waits.get(name, 0.0) for r in rollouts])) for name in sorted(names)}
+            means = {name: float(np.mean(values)) for name, values in metrics.items()}
+            means["nonfinite_updates"] = float(np.sum(metrics.get("nonfinite_updates", 0.0)))
+            episodes = [episode for rollout in rollouts for episode in rollout.episodes]
+            steps = self.learner.updates * self.steps_per_update
+            if on_update(Update(self.learner.updates, steps, means, episodes, lags, self._dropped, waits)):
+                return
+
+    def _take(self, queue: Queue) -> Rollout:
+        """The next trajectory that is not too old."""
+        while True:
+            rollout = queue.get()
+            if self.lag.fixed or self.learner.updates - rollout.version <= self.lag.updates:
+                return rollout
+            self._dropped += 1
+
+    def _publish(self) -> None:
+        self._store.publish(self.learner.updates, self.learner.state.params)
+
+
+def environment_seeds(seed: int, restarts: int, host: int, num_threads: int, batch_size: int) -> list[list[int]]:
+    """Seeds [threads][B], disjoint over hosts, threads and environments, and new after each restart.
+
+    Drawn by numpy's SeedSequence from (seed, restarts, host): neighbouring seeds give unrelated lists, where adding
+    the numbers up would give environment 1 of seed 0 the seed of environment 0 of seed 1.
+    """
+    count = num_threads * batch_size
+    rng = np.random.default_rng(np.random.SeedSequence((seed, restarts, host)))
+    drawn = _distinct(rng, count)
+    assert len(set(drawn.tolist())) == count
+    return drawn.reshape(num_threads, batch_size).tolist()
+
+
+def _distinct(rng: np.random.Generator, count: int) -> np.ndarray:
+    """`count` different numbers, without a permutation of all 2^31."""
+    drawn = np.unique(rng.integers(0, SEEDS_PER_RUN, 2 * count + 100))
+    return rng.permutation(drawn)[:count]

@@ -1,0 +1,113 @@
+"""Threads that fail together: the first exception in any of them stops all, and is raised again where they are joined.
+
+Rules that keep it from hanging: every wait polls the stop flag; every thread says what it is doing; nothing waits
+without a deadline.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import sys
+import threading
+import time
+from collections.abc import Callable
+
+POLL_S = 0.05
+
+
+class Stopped(Exception):
+    """Raised inside a thread that waits when the run is being stopped."""
+
+
+class Stalled(RuntimeError):
+    """A thread has not said anything for too long."""
+
+
+class Supervisor:
+    """Starts threads, watches their heartbeats, stops them.
+
+    Args:
+      stall_timeout_s: a thread that is silent for longer is a stall.
+    """
+
+    def __init__(self, stall_timeout_s: float = 120.0):
+        self.stopping = threading.Event()
+        self._stall_timeout_s = stall_timeout_s
+        self._threads: list[threading.Thread] = []
+        self._error: BaseException | None = None
+        self._lock = threading.Lock()
+        self._beats: dict[str, tuple[float, str]] = {}
+
+    def start(self, name: str, function: Callable[[], None]) -> None:
+        """Run `function` in a thread of that name."""
+
+        def run():
+            try:
+                function()
+            except Stopped:
+                pass
+            except BaseException as error:
+                self.fail(error)
+            finally:
+                with self._lock:
+                    self._beats.pop(name, None)
+
+        self.beat("starting", name)
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        self._threads.append(thread)
+        thread.start()
+
+    def fail(self, error: BaseException) -> None:
+        """Keep the first error and stop everything."""
+        with self._lock:
+            self._error = self._error or error
+        self.stopping.set()
+
+    def beat(self, doing: str, name: str | None = None) -> None:
+        """This thread lives, and is doing this."""
+        self._beats[name or threading.current_thread().name] = (time.monotonic(), doing)
+
+    def wait(self, condition: threading.Condition, ready: Callable[[], bool], doing: str) -> None:
+        """Wait, holding `condition`, until `ready()`.
+
+        Raises:
+          Stopped: the run is being stopped.
+        """
+        while not ready():
+            if self.stopping.is_set():
+                raise Stopped
+            self.beat(doing)
+            condition.wait(POLL_S)
+
+    def alive(self) -> list[str]:
+        """Names of the threads that still run."""
+        return [thread.name for thread in self._threads if thread.is_alive()]
+
+    def check(self) -> None:
+        """Called from the main thread, again and again: raises what went wrong.
+
+        Raises:
+          the first exception of any thread, with its own traceback; Stalled.
+        """
+        if self._error is not None:
+            raise self._error
+        now = time.monotonic()
+        with self._lock:
+            silent = {n: (now - t, doing) for n, (t, doing) in self._beats.items() if now - t > self._stall_timeout_s}
+        if silent:
+            words = "; ".join(f"{name} for {age:.0f} s while {doing}" for name, (age, doing) in sorted(silent.items()))
+            faulthandler.dump_traceback(sys.stderr, all_threads=True)
+            self.stopping.set()
+            raise Stalled(f"no sign of life from {words}. The stacks of all threads are above.")
+
+    def join(self, deadline_s: float = 10.0) -> None:
+        """Stop all threads and wait for them. One that does not end, a C++ call that hangs, takes the process along."""
+        self.stopping.set()
+        until = time.monotonic() + deadline_s
+        for thread in self._threads:
+            thread.join(max(until - time.monotonic(), 0.01))
+        if self.alive():
+            print(f"threads {', '.join(self.alive())} do not end; leaving without them", file=sys.stderr, flush=True)
+            faulthandler.dump_traceback(sys.stderr, all_threads=True)
+            os._exit(70)

@@ -1,0 +1,77 @@
+"""Which cores act and which learn."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import jax
+
+from podracer import mesh
+from podracer.errors import UserError, check_divides, check_number
+
+
+@dataclasses.dataclass(frozen=True)
+class Topology:
+    """The split of this host's cores.
+
+    Attributes:
+      actor_cores: devices that choose actions.
+      learner_mesh: a mesh over the devices that learn.
+      threads_per_core: actor threads that take turns on each actor core.
+    """
+
+    actor_cores: tuple[Any, ...]
+    learner_mesh: Any
+    threads_per_core: int
+
+    @property
+    def num_threads(self) -> int:
+        return len(self.actor_cores) * self.threads_per_core
+
+    @property
+    def learner_cores(self) -> tuple[Any, ...]:
+        return tuple(self.learner_mesh.devices.flat)
+
+    @property
+    def shared(self) -> bool:
+        """One device both acts and learns."""
+        return bool(set(self.actor_cores) & set(self.learner_cores))
+
+    def describe(self, batch_size: int, unroll_length: int, frame_skip: int) -> str:
+        """The map in words."""
+        frames = self.num_threads * batch_size * unroll_length * frame_skip
+        act, learn = ([str(device) for device in devices] for devices in (self.actor_cores, self.learner_cores))
+        both = " (the same core does both)" if self.shared else ""
+        return (
+            f"acting on {', '.join(act)}; learning on {', '.join(learn)}{both}; "
+            f"{self.num_threads} actor thread{'s' if self.num_threads > 1 else ''} x {batch_size} environments, "
+            f"unroll {unroll_length}: {frames:,} frames per update"
+        )
+
+
+def split(num_cores: int | None, actor_cores: int, threads_per_core: int, batch_size: int) -> Topology:
+    """The first `actor_cores` of this host's devices act, the others learn; a single device does both.
+
+    Raises:
+      UserError: no core is left to learn, or the batch does not divide over the learner cores.
+    """
+    for name, value in {"actor_cores": actor_cores, "threads_per_core": threads_per_core}.items():
+        check_number(name, value, minimum=1)
+    mesh.start_backend(cores=num_cores)
+    devices = jax.local_devices()
+    if num_cores is not None:
+        if num_cores > len(devices):
+            raise UserError(f"cores is {num_cores}; this host has {len(devices)}. Choose at most that many.")
+        devices = devices[:num_cores]
+    if len(devices) == 1:
+        acting = learning = devices
+    elif actor_cores >= len(devices):
+        raise UserError(
+            f"actor_cores is {actor_cores} of {len(devices)} cores; expected at least one core left to learn. "
+            f"Choose --actor-cores 1 to {len(devices) - 1}."
+        )
+    else:
+        acting, learning = devices[:actor_cores], devices[actor_cores:]
+    check_divides("batch_size", batch_size, "learner cores", len(learning))
+    return Topology(tuple(acting), mesh.over(learning), threads_per_core)
