@@ -44,8 +44,9 @@ class Checkpoints:
         saved = {name: ocp.args.StandardSave(leaves) for name, leaves in items.items() if leaves}
         meta = {"format": FORMAT, "steps": steps, **meta}
         manager = self._open(create=True)
-        if steps in manager.all_steps():
-            manager.delete(steps)  # incomplete, or by a run that was killed and came here again
+        for old in manager.all_steps():
+            if old == steps or not self._is_complete(old):
+                manager.delete(old)  # of a run that was killed there, and came here again
         manager.save(steps, args=ocp.args.Composite(meta=ocp.args.JsonSave(meta), **saved), force=True)
         manager.wait_until_finished()
 
@@ -99,11 +100,9 @@ class Checkpoints:
         steps = self._which(steps)
         wanted = {name: _abstract(leaf) for name, leaf in _to_dict(like, data_only=False).items()}
         try:
+            _check_same(self._open().item_metadata(steps)[item] or {}, wanted)
             args = ocp.args.Composite(**{item: ocp.args.StandardRestore(wanted)})
             found = self._open().restore(steps, args=args)[item] if wanted else {}
-            for name, leaf in wanted.items():
-                if found[name].shape != leaf.shape:
-                    raise ValueError(f"{name} has shape {found[name].shape}, this run needs {leaf.shape}")
         except Exception as error:
             raise self._unreadable(steps, error) from error
         return _from_dict(found, like)
@@ -119,9 +118,9 @@ class Checkpoints:
         return available[-1] if steps is None else steps
 
     def _unreadable(self, steps: int, error: Exception) -> UserError:
-        reason = " ".join(str(error).split())[:300] or type(error).__name__
+        reason = (" ".join(str(error).split())[:200] or type(error).__name__).rstrip(".")
         return UserError(
-            f"checkpoint {self.directory / str(steps)} cannot be read: {reason} "
+            f"checkpoint {self.directory / str(steps)} cannot be read: {reason}. "
             "Was it made by this agent, network and environment?"
         )
 
@@ -131,6 +130,8 @@ class Checkpoints:
             import orbax.checkpoint as ocp
 
             logging.getLogger("absl").setLevel(logging.ERROR)
+            handlers = {name: ocp.StandardCheckpointHandler() for name in ("params", "state")}
+            handlers |= {"meta": ocp.JsonCheckpointHandler()}
             options = ocp.CheckpointManagerOptions(
                 max_to_keep=self.keep,
                 create=create,
@@ -138,7 +139,10 @@ class Checkpoints:
                 enable_async_checkpointing=False,
                 single_host_load_and_broadcast=False,
             )
-            self._manager, self._creates = ocp.CheckpointManager(self.directory, options=options), create
+            self._manager, self._creates = (
+                ocp.CheckpointManager(self.directory, options=options, item_handlers=handlers),
+                create,
+            )
         return self._manager
 
 
@@ -165,6 +169,18 @@ def _from_dict(found: dict[str, Any], like: Any) -> Any:
         return value
 
     return jax.tree_util.tree_map_with_path(leaf, like)
+
+
+def _check_same(there: Any, wanted: dict[str, Any]) -> None:
+    """Refuse other names, shapes and dtypes than `wanted`; Orbax would cast, or speak of its own options."""
+    for name in sorted({*there, *wanted}):
+        if name not in there:
+            raise ValueError(f"it has no {name}.")
+        if name not in wanted:
+            raise ValueError(f"it has {name}, which is not wanted.")
+        found, leaf = (f"{each.dtype}{list(each.shape)}" for each in (there[name], wanted[name]))
+        if found != leaf:
+            raise ValueError(f"{name} is {found}; expected {leaf}.")
 
 
 def _is_key(leaf: Any) -> bool:
