@@ -32,7 +32,7 @@ class ParamStore:
         """Copy `params` to every actor core; returns when they are there, so that no actor waits on the device."""
         # A copy even on a core that learns too: the learner donates its own at the next update.
         copies = {device: _copy(params, device) for device in self._devices}
-        jax.block_until_ready(copies)
+        jax.block_until_ready(list(copies.values()))
         with self._changed:
             self._versions[version] = copies
             self._newest = version
