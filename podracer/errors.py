@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import numbers
 from collections.abc import Iterable
 from typing import Any
 
@@ -36,15 +37,16 @@ def check_number(
     minimum: float | None = None,
     maximum: float | None = None,
     exclusive: bool = False,
+    whole: bool = False,
 ) -> None:
-    """Refuse NaN, infinities and values out of `[minimum, maximum]`, naming the field.
+    """Refuse NaN, infinities and values out of `[minimum, maximum]`, and fractions where `whole`, naming the field.
 
-    Values that are not Python numbers (a traced array in a sweep) pass: they were checked before tracing.
+    Values that are not numbers of Python or numpy (a traced array in a sweep) pass: they were checked before tracing.
 
     Raises:
       UserError: the value is not usable.
     """
-    if not isinstance(value, int | float):
+    if not isinstance(value, numbers.Real):
         return
     wanted = []
     if minimum is not None:
@@ -53,8 +55,9 @@ def check_number(
         wanted.append(f"<= {maximum:g}")
     low_ok = minimum is None or (value > minimum if exclusive else value >= minimum)
     high_ok = maximum is None or value <= maximum
-    if not math.isfinite(value) or not (low_ok and high_ok):
-        raise UserError(f"{name} is {value:g}; expected a finite number {' and '.join(wanted)}. Change {name}.")
+    if not math.isfinite(value) or not (low_ok and high_ok) or (whole and value % 1):
+        kind = "whole" if whole else "finite"
+        raise UserError(f"{name} is {value:g}; expected a {kind} number {' and '.join(wanted)}. Change {name}.")
 
 
 def check_divides(name: str, value: int, by_name: str, by: int) -> None:

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from podracer import mesh
+from podracer.errors import unknown
 from podracer.types import Array, Metrics
 
 OptimizerName = Literal["adam", "radam", "rmsprop", "sgd"]
@@ -28,14 +29,16 @@ def optimizer(name: OptimizerName, max_grad_norm: float | None, epsilon: float) 
     All leaves are handled as one vector: a small network has a dozen leaves, and a dozen tiny programs per step
     cost more than the arithmetic.
     """
-    rule = {
+    rules = {
         "adam": lambda: optax.scale_by_adam(eps=epsilon),
         "radam": lambda: optax.scale_by_radam(eps=epsilon),
         "rmsprop": lambda: optax.scale_by_rms(decay=0.99, eps=epsilon, eps_in_sqrt=False),
         "sgd": optax.identity,
-    }[name]()
+    }
+    if name not in rules:
+        raise unknown("optimizer", str(name), rules, f"Expected one of {', '.join(rules)}.")
     clip = optax.identity() if max_grad_norm is None else optax.clip_by_global_norm(max_grad_norm)
-    return optax.flatten(optax.chain(clip, rule))
+    return optax.flatten(optax.chain(clip, rules[name]()))
 
 
 def anneal(start: Array | float, updates: Array, steps_per_update: int, total_steps: int | None) -> Array:

@@ -25,7 +25,7 @@ class Config(actor_critic.ActorCriticConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        check_number("n_step", self.n_step, minimum=1)
+        check_number("n_step", self.n_step, minimum=1, whole=True)
 
 
 def a2c(spec: Spec, config: Config = Config(), network: Callable = mlp()) -> Agent:

@@ -39,11 +39,11 @@ class CommonConfig:
     normalize_observations: bool = False
     """Subtract the running mean of observations and divide by their standard deviation."""
     normalize_rewards: bool = False
-    """Divide rewards by the running standard deviation of the discounted return."""
+    """Divide rewards by the running standard deviation of the discounted return, and clip them at +-10."""
 
     def __post_init__(self):
         check_number("learning_rate", self.learning_rate, minimum=0)
-        check_number("anneal_steps", self.anneal_steps, minimum=1)
+        check_number("anneal_steps", self.anneal_steps, minimum=1, whole=True)
         check_number("discount", self.discount, minimum=0, maximum=1)
         check_number("max_grad_norm", self.max_grad_norm, minimum=0, exclusive=True)
         check_number("optimizer_epsilon", self.optimizer_epsilon, minimum=0)
@@ -147,7 +147,9 @@ def assemble(
         params: Params = state.params
         timestep = trajectory.timestep
         if config.normalize_rewards:
-            timestep = timestep._replace(reward=timestep.reward * normalise.scale(params.reward))
+            # Clipped: where no return has differed from 0 yet, their deviation is no scale for the first reward.
+            scaled = jnp.clip(timestep.reward * normalise.scale(params.reward), -normalise.CLIP, normalise.CLIP)
+            timestep = timestep._replace(reward=scaled)
         experience = Experience(
             observation=normalised(params, timestep.observation),
             timestep=timestep,

@@ -37,8 +37,8 @@ class Config(actor_critic.ActorCriticConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        check_number("epochs", self.epochs, minimum=1)
-        check_number("minibatches", self.minibatches, minimum=1)
+        check_number("epochs", self.epochs, minimum=1, whole=True)
+        check_number("minibatches", self.minibatches, minimum=1, whole=True)
         check_number("clip", self.clip, minimum=0, exclusive=True)
         check_number("gae_lambda", self.gae_lambda, minimum=0, maximum=1)
         check_number("value_clip", self.value_clip, minimum=0, exclusive=True)

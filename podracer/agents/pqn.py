@@ -44,8 +44,8 @@ class Config(CommonConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        check_number("epochs", self.epochs, minimum=1)
-        check_number("minibatches", self.minibatches, minimum=1)
+        check_number("epochs", self.epochs, minimum=1, whole=True)
+        check_number("minibatches", self.minibatches, minimum=1, whole=True)
         check_number("q_lambda", self.q_lambda, minimum=0, maximum=1)
         check_number("epsilon_start", self.epsilon_start, minimum=0, maximum=1)
         check_number("epsilon_end", self.epsilon_end, minimum=0, maximum=1)
