@@ -1,0 +1,98 @@
+"""The envpool adapter: resets are masked, ends are told apart, arrays stay as they are."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from podracer.envs.envpool import CLASSIC_ATARI, Atari, Envpool
+from podracer.envs.host import ResetTracker
+from podracer.errors import UserError
+
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
+
+
+def test_reset_tracker_against_a_numpy_loop():
+    """Random ends: each environment alternates between steps and, after an end, exactly one reset."""
+    rng = np.random.default_rng(0)
+    tracker = ResetTracker(6)
+    assert tracker.first(None).first.all()
+    over = [False] * 6
+    for _ in range(200):
+        reward = rng.normal(size=6).astype(np.float32)
+        terminated, truncated = rng.random(6) < 0.2, rng.random(6) < 0.2
+        step = tracker.add(None, reward, terminated, truncated)
+        for i in range(6):
+            if over[i]:
+                assert step.first[i] and not step.valid[i] and step.reward[i] == 0 and step.discount[i] == 1
+                over[i] = False
+            else:
+                assert not step.first[i] and step.valid[i] and step.reward[i] == reward[i]
+                assert step.discount[i] == (0 if terminated[i] else 1)
+                over[i] = bool(terminated[i] or truncated[i])
+
+
+def test_cartpole_returns_and_truncation():
+    """Every game's score is its number of real steps; cut games keep discount 1."""
+    batch = Envpool("CartPole-v1", 4, num_threads=1).start([1, 2, 3, 4])
+    step, lengths, ended = batch.reset(), np.zeros(4), 0
+    for _ in range(120):
+        step = batch.step(np.zeros(4, np.int32))
+        lengths += step.timestep.valid
+        for i in np.flatnonzero(step.game_over):
+            assert 7 < lengths[i] < 15 and step.timestep.discount[i] == 0
+            lengths[i], ended = 0, ended + 1
+    batch.close()
+    assert ended > 20
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("size", [128])
+def test_large_batches_and_no_aliasing(size):
+    """What was returned is not overwritten by later steps."""
+    batch = Envpool("Pong-v5", size, num_threads=2).start(list(range(size)))
+    kept = [batch.reset()]
+    for number in range(3):
+        kept.append(batch.step(np.full(size, number, np.int32)))
+    copies = [step.timestep.observation.copy() for step in kept]
+    for number in range(3):
+        batch.step(np.full(size, number, np.int32))
+    for step, copy in zip(kept, copies, strict=True):
+        assert np.array_equal(step.timestep.observation, copy)
+    batch.close()
+
+
+def test_a_lost_life_ends_the_episode_but_not_the_score():
+    """Breakout without moving: five lives, one score."""
+    batch = Envpool("Breakout-v5", 2, CLASSIC_ATARI, 1).start([3, 4])
+    batch.reset()
+    lives_lost, games = np.zeros(2, int), np.zeros(2, int)
+    for number in range(900):
+        step = batch.step(np.full(2, 1 if number % 10 == 0 else 0, np.int32))  # fire now and then
+        lives_lost += (step.timestep.discount == 0) & step.timestep.valid
+        games += step.game_over
+        if games.all():
+            break
+    batch.close()
+    assert (games >= 1).all() and (lives_lost >= 4 * games).all()
+
+
+def test_a_cut_game_with_lives_left_closes_the_score_and_keeps_the_value():
+    batch = Envpool("Breakout-v5", 2, Atari(max_episode_frames=80, life_loss_ends=True), 1).start([3, 4])
+    batch.reset()
+    for number in range(1, 21):
+        step = batch.step(np.zeros(2, np.int32))
+        assert step.game_over.all() == (number == 20)
+    assert (step.timestep.discount == 1).all()
+    after = batch.step(np.zeros(2, np.int32))
+    assert after.timestep.first.all() and not after.timestep.valid.any() and not after.game_over.any()
+    batch.close()
+
+
+def test_bad_tasks_and_limits_are_refused():
+    with pytest.raises(UserError, match="Did you mean 'Pong-v5'"):
+        Envpool("Pongg-v5")
+    with pytest.raises(UserError, match="multiple of frame_skip"):
+        Atari(max_episode_frames=1001)
+    with pytest.raises(UserError, match="3 seeds for 4 environments"):
+        Envpool("CartPole-v1", 4).start([1, 2, 3])
