@@ -25,7 +25,7 @@ import jax.numpy as jnp
 
 from podracer import mesh as cores
 from podracer.envs.batch import Batch
-from podracer.errors import UserError, check_number
+from podracer.errors import UserError, check_number, unknown
 from podracer.metrics import Episodes, EpisodeSums
 from podracer.types import Agent, LearnerState, TimeStep, Trajectory
 
@@ -75,6 +75,26 @@ class Members:
     def __len__(self) -> int:
         return len(self.seeds)
 
+    def check(self, agent: Agent) -> None:
+        """Refuse what `agent` cannot be swept over.
+
+        Raises:
+          UserError: there are no seeds, or a float is unknown, of another number than the seeds, or out of range.
+        """
+        if not self.seeds:
+            raise UserError("members have no seeds; expected one per run.")
+        if self.floats and agent.rebuild is None:
+            raise UserError(f"agent {agent.name} has no `rebuild`; expected one to sweep {', '.join(self.floats)}.")
+        fields = {field.name: field.type for field in dataclasses.fields(agent.config)} if self.floats else {}
+        floats = [name for name, kind in fields.items() if "float" in str(kind)]
+        for name, values in self.floats.items():
+            if name not in floats:
+                raise unknown("float", name, floats, f"Only floats of {agent.name} can be swept over.")
+            if len(values) != len(self.seeds):
+                raise UserError(f"{name} has {len(values)} values for {len(self.seeds)} seeds; expected one per run.")
+            for value in values:
+                dataclasses.replace(agent.config, **{name: value})  # checks it by its name
+
 
 class Anakin:
     """Builds the two compiled functions of a run; the loop around them is the caller's.
@@ -106,16 +126,13 @@ class Anakin:
     ):
         sizes = {"batch_per_core": batch_per_core, "unroll_length": unroll_length, "updates_per_call": updates_per_call}
         for name, value in sizes.items():
-            check_number(name, value, minimum=1)
+            check_number(name, value, minimum=1, whole=True)
         self.agent, self.members, self.prng = agent, members, prng
         self.batch = env if isinstance(env, Batch) else Batch(env)
         self.batch_per_core, self.unroll_length, self.updates_per_call = batch_per_core, unroll_length, updates_per_call
         self.mesh = cores.make(num_cores)
         if members is not None:
-            if agent.rebuild is None and members.floats:
-                raise UserError(
-                    f"agent {agent.name} has no `rebuild`; expected one to sweep {', '.join(members.floats)}."
-                )
+            members.check(agent)
             fitting = max(n for n in range(1, cores.size(self.mesh) + 1) if len(members) % n == 0)
             self.mesh = cores.make(fitting)
         self.num_cores = cores.size(self.mesh)
@@ -134,6 +151,8 @@ class Anakin:
         inputs = (self.shardings,) * (1 if members is None else 2)
         self._jitted = jax.jit(call, in_shardings=inputs, donate_argnums=0)
         self._traced = self._compiled = None
+        # On the devices once and for all: `step` must move nothing from the host.
+        self._floats = jax.device_put(self._seed_and_floats(0)[1:], None if members is None else self.shardings)
 
     def init(self, seed: int = 0) -> AnakinState:
         """The state of a run before its first update. With members, `seed` is added to each of their seeds."""
@@ -141,7 +160,7 @@ class Anakin:
 
     def step(self, state: AnakinState) -> tuple[AnakinState, CallMetrics]:
         """`updates_per_call` updates in one call. `state` is donated: use only the one that comes back."""
-        return self.compile()(state, *self._seed_and_floats(0)[1:])
+        return self.compile()(state, *self._floats)
 
     def check(self) -> None:
         """Trace the whole call without compiling or running it: mistakes in an agent or environment show here."""
@@ -191,7 +210,12 @@ class Anakin:
         state = state._replace(
             learner=state.learner._replace(memory=jax.tree.map(lambda x: x[0], state.learner.memory))
         )
-        state, metrics = jax.lax.scan(lambda s, _: self._update(agent, s), state, None, self.updates_per_call)
+
+        def update(state, _):
+            # Barriers: XLA inlines a loop of one update and would then round some sums another way than in longer calls.
+            return jax.lax.optimization_barrier(self._update(agent, jax.lax.optimization_barrier(state)))
+
+        state, metrics = jax.lax.scan(update, state, None, self.updates_per_call)
         memory = jax.tree.map(lambda x: x[None], state.learner.memory)
         return state._replace(learner=state.learner._replace(memory=memory)), metrics
 
