@@ -34,6 +34,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.stdout.flush()  # here, where a reader that is gone can be told from a failure
     except UserError as error:
         print(f"podracer: {' '.join(str(error).split())}", file=sys.stderr)
+        # What a library was doing (reading a damaged checkpoint, say) dies with the process, without a word.
+        sys.unraisablehook = lambda _: None
         sys.exit(2)
     except KeyboardInterrupt as interrupt:
         print(f"podracer: {interrupt or 'interrupted'}", file=sys.stderr)

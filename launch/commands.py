@@ -12,7 +12,7 @@ import sys
 from typing import Annotated, Any, Literal
 
 from launch.parse import parse, take, take_options
-from podracer import config, envs, mesh, presets, runs
+from podracer import config, envs, mesh, plugins, presets, runs
 from podracer.errors import UserError, check_number, closest
 
 Platform = Literal["cpu", "gpu", "tpu"]
@@ -97,18 +97,17 @@ def _train_anakin(arguments: list[str]) -> None:
     runs.check_new(directory)
     cores = Machine(options.cores, options.platform).start()
 
-    env = envs.make(env_name, **env_options)
     agent_config, network = getattr(options, "agent", None), getattr(options, "network", network)
-    agent = _with_blame([agent_name, network_name], lambda: config.make_agent(env.spec, maker, agent_config, network))
+    references = [env_name, agent_name, network_name]
+    env, agent = _with_blame(references, lambda: _build(env_name, env_options, maker, agent_config, network))
     recipe = config.Recipe(
-        env=env_name,
+        env=_absolute(env_name),
         env_options=env_options,
-        agent=agent_name,
+        agent=_absolute(agent_name),
         agent_config=None if agent_config is None else dataclasses.asdict(agent_config),
-        network=network_name or config.network_name(network),
+        network=_absolute(network_name) if network_name else config.network_name(network),
         network_config=dataclasses.asdict(network) if dataclasses.is_dataclass(network) else None,
     )
-    references = [env_name, agent_name, network_name]
     run = _with_blame(
         references,
         lambda: anakin.train(agent, env, settings, cores=cores, run_dir=directory, recipe=recipe),
@@ -222,7 +221,10 @@ def render(arguments: list[str]) -> None:
     check_number("--max-steps", options.max_steps, minimum=1)
     check_number("--frames-per-s", options.frames_per_s, minimum=0, exclusive=True)
     agent, env, params, _, _ = _load(directory, options.params, options.member or 0, options.platform)
-    frames = pictures.play(agent, env, params, options.episodes, options.max_steps, options.seed)
+    recipe = config.read_recipe(directory)
+    frames = _with_blame(
+        [recipe.env], lambda: pictures.play(agent, env, params, options.episodes, options.max_steps, options.seed)
+    )
     pictures.write(out, frames, options.frames_per_s)
     print(f"{out}: {len(frames)} frames")
 
@@ -257,9 +259,10 @@ def plot(arguments: list[str]) -> None:
 def list_envs(arguments: list[str]) -> None:
     """`podracer envs`."""
     _no_options(arguments, "envs", "List the environments that --env takes.")
-    for name, text in envs.names():
-        print(f"{name:<28}{text}")
-    print(f"{'path.py:Object':<28}an environment of yours: an object, class or function in a file")
+    rows = [*envs.names(), ("path.py:Object", "an environment of yours: an object, class or function in a file")]
+    width = max(len(name) for name, _ in rows) + 2
+    for name, text in rows:
+        print(f"{name:<{width}}{text}")
 
 
 def list_agents(arguments: list[str]) -> None:
@@ -407,8 +410,6 @@ def _with_blame(references: list[str | None], function: Any) -> Any:
     """Call `function`; an exception that passes through a file of the user's becomes one that names their line."""
     import traceback
 
-    from podracer import plugins
-
     try:
         return function()
     except UserError:
@@ -424,6 +425,41 @@ def _with_blame(references: list[str | None], function: Any) -> Any:
             print(f"podracer: {error}", file=sys.stderr)
             sys.exit(1)
         raise
+
+
+def _build(name: str, options: dict[str, Any], maker: Any, agent_config: Any, network: Any) -> tuple[Any, Any]:
+    """`(environment, agent)`, traced once: values of the wrong kind may fail anywhere below."""
+    import jax
+
+    try:
+        env = envs.make(name, **options)
+        jax.eval_shape(env.reset, jax.random.key(0))
+        agent = config.make_agent(env.spec, maker, agent_config, network)
+        jax.eval_shape(agent.initial_learner_state, jax.random.key(0))
+    except (TypeError, ValueError, ArithmeticError) as error:
+        if isinstance(error, UserError):
+            raise
+        if options and not plugins.is_reference(name):
+            given = ", ".join(f"{key} = {value!r}" for key, value in options.items())
+            raise UserError(f"{name} does not work with {given}: {_first_line(error)} Change --env.*.") from error
+        if config.network_name(network) is not None:
+            raise UserError(
+                f"no weights can be made for {network}: {_first_line(error)} Change --network.*."
+            ) from error
+        raise
+    return env, agent
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0].rstrip('.')}."
+
+
+def _absolute(name: str) -> str:
+    """`path.py:Object` with the path from the root, so that a run directory works from anywhere; other names as is."""
+    if not plugins.is_reference(name):
+        return name
+    path, _, found = name.rpartition(":")
+    return f"{pathlib.Path(path).absolute()}:{found}"
 
 
 def _pick(value: Any, member: int) -> Any:

@@ -83,8 +83,10 @@ def take_options(arguments: list[str], prefix: str) -> tuple[dict[str, Any], lis
 
 def _one_line(text: str, known: list[str], prog: str) -> str:
     """The first paragraph of tyro's box, and a suggestion for an unknown flag."""
-    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip(" │╭╮╰╯─") for line in text.splitlines()]
-    body = lines[1:]
+    lines = [re.sub(r"\x1b\[[0-9;]*m", "", line).strip(" │╭╮╰╯─|+") for line in text.splitlines()]
+    # A terminal without Unicode gets rulers of dashes instead of a box; the first line is the title.
+    body = [line if line.strip("-") else "" for line in lines[1:]]
+    body = body[next((i for i, line in enumerate(body) if line), 0) :]
     stop = next((i for i, line in enumerate(body) if not line), len(body))
     message = " ".join(body[:stop]).strip() or " ".join(filter(None, lines))
     unknown = re.match(r"Unrecognized options: (-\S+?)(,|$| )", message)

@@ -117,8 +117,8 @@ def describe(agent: Agent, env: Any) -> Recipe | None:
     if agent.name not in AGENTS or network is None or not dataclasses.is_dataclass(agent.config):
         return None
     config, network_config = dataclasses.asdict(agent.config), dataclasses.asdict(agent.network)
-    recipe = Recipe(env.spec.name, _changed_fields(env), agent.name, config, network, network_config)
     try:
+        recipe = Recipe(env.spec.name, _changed_fields(env), agent.name, config, network, network_config)
         # What comes back from the file must be what went in: functions, wrappers and subclasses do not.
         again, env_again = build(Recipe(**json.loads(json.dumps(dataclasses.asdict(recipe)))))
     except Exception:
@@ -187,11 +187,12 @@ def read_recipe(directory: pathlib.Path) -> Recipe:
 
 
 def _changed_fields(env: Any) -> dict[str, Any]:
-    """The options that make `env`; adapters keep those of their library in one field, as pairs."""
-    if not dataclasses.is_dataclass(env):
+    """What makes `env` of the plain one of its name; adapters keep options of their library in one field, as pairs."""
+    plain = envs.make(env.spec.name)
+    if type(plain) is not type(env):
         return {}
-    fields = {f.name: (getattr(env, f.name), f.default) for f in dataclasses.fields(env) if f.init}
-    changed = {name: now for name, (now, default) in fields.items() if now != default and name not in ("name", "id")}
+    fields = {f.name: (getattr(env, f.name), getattr(plain, f.name)) for f in dataclasses.fields(env) if f.init}
+    changed = {name: now for name, (now, default) in fields.items() if now != default}
     options = dict(changed.pop("options", ()))
     return {**changed, **options}
 

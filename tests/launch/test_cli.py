@@ -1,0 +1,446 @@
+"""The `podracer` command: help, one line for every mistake, and a run from start to picture."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+import textwrap
+
+import jax
+import pytest
+
+from launch import cli
+from podracer.checkpoint import Checkpoints
+
+TINY = ["--batch-per-core", "4", "--unroll-length", "5", "--cores", "2", "--preset", "none"]
+
+
+def environment():
+    """For subprocesses: the same compilation cache."""
+    found = {**os.environ, "JAX_COMPILATION_CACHE_DIR": jax.config.jax_compilation_cache_dir}
+    return {**found, "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0.05", "PYTHONPATH": os.getcwd()}
+
+
+def command(*arguments, **options):
+    """A process of its own."""
+    line = [sys.executable, "-m", "launch.cli", *map(str, arguments)]
+    return subprocess.run(line, env=environment(), capture_output=True, text=True, timeout=240, **options)
+
+
+@pytest.fixture
+def podracer(capsys, monkeypatch):
+    """`podracer(*arguments)` in this process -> (exit status, stdout, stderr)."""
+    monkeypatch.setattr(sys, "unraisablehook", sys.unraisablehook)  # the command replaces it
+
+    def run(*arguments):
+        try:
+            cli.main(list(map(str, arguments)))
+            status = 0
+        except SystemExit as exit_:
+            status = exit_.code or 0
+        out, err = capsys.readouterr()
+        return status, out, err
+
+    return run
+
+
+@pytest.fixture
+def mistake(podracer):
+    """`mistake(*arguments)`: the one line on stderr of a command that exits with 2."""
+
+    def run(*arguments):
+        status, out, err = podracer(*arguments)
+        assert (status, out) == (2, ""), (status, out, err)
+        assert err.startswith("podracer: ") and err.endswith("\n")
+        assert err.count("\n") == 1 and "Traceback" not in err, err
+        assert len(err) < 900
+        return err
+
+    return run
+
+
+# Help
+
+
+def test_help_answers_without_importing_jax():
+    """The first thing that anybody types."""
+    script = "import sys; from launch import cli; cli.main(['--help']); assert not {'jax', 'numpy'} & set(sys.modules)"
+    done = subprocess.run([sys.executable, "-c", script], env=environment(), capture_output=True, text=True, timeout=60)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: podracer COMMAND") and done.stderr == ""
+    assert all(f"  {name}" in done.stdout for name in cli.COMMANDS)
+    assert len(done.stdout.splitlines()) < 25
+
+
+@pytest.mark.parametrize("flag", ["--help", "-h"])
+@pytest.mark.parametrize("name", [*cli.COMMANDS, "train anakin"])
+def test_every_command_explains_itself(podracer, name, flag):
+    """Usage first, no error, no line wider than a terminal of 120 columns; no run directory is needed for it."""
+    status, out, err = podracer(*name.split(), flag)
+    assert (status, err) == (0, "")
+    assert out.startswith(f"usage: podracer {name}")
+
+
+def test_the_options_of_train_are_those_of_the_agent_and_network(podracer):
+    """And those of Anakin, each with a sentence and its default."""
+    _, out, _ = podracer("train", "anakin", "--agent", "pqn", "--network", "lstm", "--help")
+    flags = ("--total-steps", "--sweep", "--agent.q-lambda", "--network.size", "--run", "--cores", "--platform")
+    for flag in flags:
+        assert flag in out
+    assert "--agent.clip" not in out
+    _, out, _ = podracer("train", "anakin", "--env", "cartpole", "--agent", "ppo", "--help")
+    assert "defaults from a preset (here: cartpole-ppo)" in " ".join(out.split())
+
+
+def test_environments_and_agents_are_listed_one_per_line(podracer):
+    """With what they are, and how to bring one's own."""
+    for name, some in (
+        ("envs", ["catch", "minatar/Breakout", "brax/ant"]),
+        ("agents", ["a2c", "impala", "ppo", "pqn"]),
+    ):
+        status, out, _ = podracer(name)
+        lines = out.splitlines()
+        assert status == 0
+        assert set(some) <= {line.split()[0] for line in lines}
+        assert lines[-1].startswith("path.py:Object")
+        assert all(len(line.split(maxsplit=1)) == 2 for line in lines)
+
+
+def test_version(podracer):
+    """A number."""
+    assert podracer("--version")[1][0].isdigit()
+
+
+# One line for every mistake
+
+
+@pytest.mark.parametrize(
+    "line, says",
+    [
+        ("trian", "unknown command 'trian'. Did you mean 'train'?"),
+        ("train", None),
+        ("train anakim", "unknown architecture 'anakim'. Did you mean 'anakin'?"),
+        ("train anakin --env cach", "unknown environment 'cach'. Did you mean 'catch'?"),
+        ("train anakin --env gymnax/CartPol-v1", "CartPol-v1"),
+        ("train anakin --env=cach", "unknown environment 'cach'"),
+        ("train anakin --agent ppp", "unknown agent 'ppp'. Did you mean 'ppo'?"),
+        ("train anakin --network lstn", "unknown network 'lstn'. Did you mean 'lstm'?"),
+        ("train anakin --preset catch-pp", "unknown preset 'catch-pp'. Did you mean 'catch-ppo'?"),
+        ("train anakin --preset catch-ppo --agent a2c", "preset catch-ppo is for agent ppo, not a2c"),
+        ("train anakin --total-step 5", "unknown flag --total-step. Did you mean '--total-steps'?"),
+        (
+            "train anakin --agent.learning-rat 5",
+            "unknown flag --agent.learning-rat. Did you mean '--agent.learning-rate'?",
+        ),
+        ("train anakin --agent.learning-rat=5", "unknown flag --agent.learning-rat."),
+        ("train anakin extra", "extra"),
+        ("train anakin --env", "--env has no value"),
+        ("train anakin --run", "--run"),
+        ("train anakin --total-steps many", "--total-steps"),
+        ("train anakin --total-steps 1.5", "--total-steps"),
+        ("train anakin --total-steps -5", "total_steps is -5"),
+        ("train anakin --agent.learning-rate fast", "--agent.learning-rate"),
+        ("train anakin --agent.learning-rate -1", "learning_rate is -1; expected a finite number >= 0"),
+        ("train anakin --agent.learning-rate nan", "learning_rate is nan"),
+        ("train anakin --agent.discount 1.5", "discount is 1.5; expected a finite number >= 0 and <= 1"),
+        ("train anakin --agent.clip inf", "clip is inf"),
+        ("train anakin --network.activation sigmoit", "--network.activation"),
+        ("train anakin --network.hidden 0", "hidden=(0,)"),
+        ("train anakin --nan ignore", "--nan"),
+        ("train anakin --tensorboard maybe", "--tensorboard"),
+        ("train anakin --agent.minibatches 7 --preset none", "minibatches = 7"),
+        ("train anakin --starts optimistic --batch-per-core 5 --preset none", "optimistic_ratio"),
+        ("train anakin --sweep learning_rat=1", "sweep has 'learning_rat'"),
+        ("train anakin --cores many", "--cores is 'many'; expected auto or a number"),
+        ("train anakin --cores 0", "--cores is 0"),
+        ("train anakin --cores -2", "--cores is '-2'"),
+        ("train anakin --cores 1.5", "--cores is '1.5'"),
+        ("train anakin --cores 64", "cores is 64"),
+        ("train anakin --platform gpux", "--platform"),
+        ("train anakin --env.rows", "--env.rows has no value"),
+        ("train anakin --env.row 8", "catch has no option 'row'. Did you mean 'rows'?"),
+        ("train anakin --env.rows 8.5", "catch does not work with rows = 8.5: TypeError"),
+        ("train anakin --env.rows many", "catch does not work with rows = 'many': TypeError"),
+        ("train anakin --agent pqn --env gymnax/Pendulum-v1", "pqn"),
+        ("train anakin --env nothing.py:Env", "there is no file nothing.py"),
+        ("train anakin --env nothing.py", "expected path.py:Object"),
+        ("train anakin --wandb True", "wandb is not installed"),
+        ("eval", "eval needs a run directory"),
+        ("eval --episodes 3", "eval needs a run directory"),
+        ("eval nowhere", "nowhere is not a run directory"),
+        ("resume nowhere", "nowhere is not a run directory"),
+        ("render nowhere", "nowhere is not a run directory"),
+        ("plot", "plot needs run directories"),
+        ("plot nowhere", "nowhere is not a run directory"),
+        ("envs extra", "envs takes no options; got 'extra'"),
+        ("agents --all", "agents takes no options"),
+        ("demo --out", "--out"),
+        ("demo --cores x", "--cores is 'x'"),
+    ],
+)
+def test_mistakes_are_one_line_that_says_what_to_do(podracer, mistake, tmp_path, monkeypatch, line, says):
+    """Exit status 2, nothing on stdout, no traceback, and no run directory left behind."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "wandb", None)
+    if says is None:
+        assert podracer(*line.split())[0] == 0
+        return
+    assert says in mistake(*line.split())
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("platform", ["tpu", "gpu"])
+def test_a_platform_that_is_not_there_is_refused_and_never_replaced_by_the_cpu(tmp_path, platform):
+    """In a process of its own, where JAX has not started yet."""
+    done = command("train", "anakin", "--platform", platform, cwd=tmp_path)
+    assert done.returncode == 2 and done.stdout == ""
+    assert done.stderr.count("\n") == 1 and f"platform '{platform}'" in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_run_directories_that_cannot_be_made_are_refused(mistake, tmp_path):
+    """One that exists, one below a file."""
+    assert "exists. Choose another --run" in mistake("train", "anakin", "--run", tmp_path)
+    (tmp_path / "file").write_text("")
+    assert "cannot be made: Not a directory" in mistake("train", "anakin", *TINY, "--run", tmp_path / "file" / "run")
+
+
+# Files of the user's own
+
+MINE = """
+import jax
+import jax.numpy as jnp
+from podracer import agents, envs, networks
+from podracer.types import Agent
+
+class Broken(envs.Catch):
+    def reset(self, key):
+        state, observation = super().reset(key)
+        return state, observation + undefined_name  # reset
+
+class Stepless(envs.Catch):
+    def step(self, state, action, key):
+        return helper(state)  # step
+
+def helper(state):
+    raise RuntimeError("two\\nlines")  # helper
+
+class Unmade:
+    def __init__(self):
+        raise ValueError("not today")  # constructor
+
+class Nothing:
+    pass
+
+def agent(spec):
+    raise KeyError("no such thing")  # agent
+
+def half(spec):
+    return Agent(1, 2)  # half
+
+def three(spec):
+    return 3
+
+def learner(spec):
+    made = agents.a2c(spec)
+    def learner_step(state, trajectory, key, axis_name):
+        return state.params.nothing  # learner
+    return Agent(made.initial_learner_state, made.initial_actor_state, made.actor_step, learner_step)
+
+def network(spec, rngs):
+    return networks.mlp((8,))(spec.missing, rngs)  # network
+
+number = 3
+"""
+
+
+@pytest.fixture
+def mine(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text(MINE)
+    return path
+
+
+def line_of(text):
+    return next(number for number, line in enumerate(MINE.splitlines(), 1) if line.endswith(f"# {text}"))
+
+
+@pytest.mark.parametrize(
+    "flag, name, where, says",
+    [
+        ("env", "Broken", "reset", "NameError: name 'undefined_name' is not defined"),
+        ("env", "Stepless", "helper", "RuntimeError: two lines"),
+        ("env", "Unmade", "constructor", "ValueError: not today"),
+        ("agent", "agent", "agent", "KeyError: 'no such thing'"),
+        ("agent", "half", "half", "TypeError"),
+        ("agent", "learner", "learner", "AttributeError"),
+        ("network", "network", "network", "AttributeError"),
+    ],
+)
+def test_exceptions_in_a_users_file_name_its_line(mistake, mine, tmp_path, flag, name, where, says):
+    """At construction and while the program is traced, before a run directory is made."""
+    run = tmp_path / "run"
+    text = mistake("train", "anakin", f"--{flag}", f"{mine}:{name}", *TINY, "--run", run)
+    assert f"{mine}:{line_of(where)}: {says}" in text
+    assert not run.exists()
+
+
+@pytest.mark.parametrize(
+    "flag, name, says",
+    [
+        ("env", "Nothing", "without spec and reset and step"),
+        ("env", "number", "without spec and reset and step"),
+        ("env", "Brokn", "Did you mean 'Broken'?"),
+        ("agent", "three", "made a int; expected an Agent"),
+        ("agent", "number", "is a int; expected a function"),
+        ("network", "number", "is a int; expected a function"),
+    ],
+)
+def test_objects_of_the_wrong_kind_are_told_what_they_lack(mistake, mine, tmp_path, flag, name, says):
+    """Members, types and names."""
+    assert says in mistake("train", "anakin", f"--{flag}", f"{mine}:{name}", *TINY, "--run", tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "text, says", [("import nothing_of_the_kind", "ModuleNotFoundError"), ("def f(:", "SyntaxError")]
+)
+@pytest.mark.parametrize("flag", ["env", "agent", "network"])
+def test_files_that_cannot_be_imported_name_the_line(mistake, tmp_path, flag, text, says):
+    """The third line of it."""
+    path = tmp_path / "mine.py"
+    path.write_text(f"\n\n{text}\n")
+    found = mistake("train", "anakin", f"--{flag}", f"{path}:thing", "--run", tmp_path / "run")
+    assert f"{path}:3: {says}" in found
+
+
+# A run from start to picture
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """Two runs of one program and one run alone, trained by the command."""
+    folder = tmp_path_factory.mktemp("runs")
+    arguments = ["--env=catch", "--env.rows", 5, "--agent", "a2c", "--network.hidden", 8, *TINY, "--eval-episodes", 8]
+    arguments += ["--evaluations", 2, "--total-steps", 160]
+    done = command("train", "anakin", *arguments, "--run", folder / "one")
+    many = command("train", "anakin", *arguments, "--sweep", "learning_rate=1e-2", "--run", folder / "many")
+    assert (done.returncode, many.returncode) == (0, 0), done.stderr + many.stderr
+    return folder, done
+
+
+@pytest.mark.slow
+def test_training_tells_what_it_does_and_what_to_do_next(finished):
+    """Sizes, compilation, progress on stderr; the result on stdout; nothing else, no warning."""
+    folder, done = finished
+    out, err = done.stdout.splitlines(), done.stderr.splitlines()
+    assert out[0].startswith(f"{folder / 'one'}: 160 steps; best evaluation ")
+    assert out[1].startswith(f"next: podracer eval {folder / 'one'}")
+    assert len(out) == 2
+    assert err[0].startswith("2 cpu cores x 4 environments, unroll 5, 1 update per call (40 steps)")
+    assert any(line.startswith("compiled in") for line in err)
+    assert err[-1].startswith("a2c on catch  100%  160 steps")
+    assert "arning" not in done.stderr
+
+
+@pytest.mark.slow
+def test_a_finished_run_is_measured_drawn_plotted_and_extended(finished, podracer, mistake, tmp_path):
+    """eval, render, plot and resume, and what each refuses."""
+    directory = shutil.copytree(finished[0] / "one", tmp_path / "one")
+    status, out, _ = podracer("eval", directory, "--episodes", 16, "--json", "True")
+    found = json.loads(out)
+    best = Checkpoints(directory / "best", 1)
+    assert (status, found["episodes"], found["unfinished"]) == (0, 16, 0)
+    assert found["length_mean"] == 4 and found["steps"] == best.meta()["steps"]
+    best.close()
+    again = json.loads(podracer("eval", directory, "--episodes", 16, "--json", "True")[1])
+    assert again == found
+    assert "return" in podracer("eval", directory, "--episodes", 4, "--params", "last", "--greedy", "False")[1]
+    assert "3 cut at the step cap" not in podracer("eval", directory, "--episodes", 3, "--max-steps", 4)[1]
+    assert "3 cut at the step cap" in podracer("eval", directory, "--episodes", 3, "--max-steps", 3)[1]
+    for bad, says in (
+        (["--episodes", 0], "--episodes is 0"),
+        (["--seed", -1], "--seed is -1"),
+        (["--member", 1], "holds one run"),
+        (["--params", "worst"], "--params"),
+    ):
+        assert says in mistake("eval", directory, *bad)
+
+    assert podracer("render", directory, "--episodes", 1)[1] == f"{directory / 'play.gif'}: 4 frames\n"
+    assert "--out is" in mistake("render", directory, "--out", "x.avi")
+    assert "--frames-per-s is 0" in mistake("render", directory, "--frames-per-s", 0)
+
+    out = tmp_path / "x.png"
+    assert podracer("plot", directory, "--out", out)[1] == f"{out}: a2c on catch (1 run)\n"
+    assert "Did you mean 'return_mean'" in mistake("plot", directory, "--metric", "retrun_mean")
+    assert "--x" in mistake("plot", directory, "--x", "time")
+
+    assert "is finished" in mistake("resume", directory)
+    assert "--total-steps is 0" in mistake("resume", directory, "--total-steps", 0)
+    status, out, _ = podracer("resume", directory, "--total-steps", 200, "--cores", 2)
+    assert (status, out.splitlines()[0].split(";")[0]) == (0, f"{directory}: 200 steps")
+
+
+@pytest.mark.slow
+def test_one_run_in_a_program_of_many_is_still_many(finished, podracer, mistake):
+    """A sweep over a single value has members, too."""
+    directory = finished[0] / "many"
+    status, out, _ = podracer("eval", directory, "--episodes", 4)
+    assert status == 0 and "a2c on catch, member 0 after" in out
+    assert isinstance(json.loads(podracer("eval", directory, "--json", "True", "--member", 0)[1])["return_mean"], float)
+    assert "--member is 1; expected 0 to 0" in mistake("eval", directory, "--member", 1)
+    assert "--member is -1" in mistake("render", directory, "--member", -1)
+
+
+@pytest.mark.slow
+def test_damaged_run_directories_are_one_line(finished, mistake, tmp_path):
+    """Config, metrics and checkpoints, overwritten or missing."""
+    directory = shutil.copytree(finished[0] / "one", tmp_path / "one")
+    (directory / "metrics.jsonl").write_text("garbage\n{}\n")
+    assert "metrics.jsonl:1 is not a JSON object" in mistake("plot", directory)
+    for data in (directory / "best").glob("*/params/d/*"):
+        data.write_bytes(b"garbage")
+    assert "cannot be read" in mistake("eval", directory)
+    shutil.rmtree(directory / "best")
+    shutil.rmtree(directory / "checkpoints")
+    for name in ("eval", "render", "resume"):
+        assert "no complete checkpoint" in mistake(name, directory)
+    for text, says in (
+        ("{", "not readable JSON"),
+        ("{}", "lacks the settings"),
+        ('{"settings": {}, "recipe": null}', "run"),
+    ):
+        (directory / "config.json").write_text(text)
+        for name in ("eval", "resume"):
+            assert says in mistake(name, directory)
+
+
+def test_a_reader_that_is_gone_is_no_failure():
+    """`podracer envs | head -1`: no traceback, no message, whatever the buffers hold."""
+    script = f"{sys.executable} -m launch.cli envs | head -1; echo ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", script], env=environment(), capture_output=True, text=True, timeout=120)
+    assert done.stdout.splitlines()[0].startswith("catch") and done.stdout.splitlines()[1] == "0"
+    assert done.stderr == ""
+
+
+def test_a_failed_run_is_one_line_and_exit_status_one(podracer, tmp_path):
+    """A loss that is not finite: what happened, where the checkpoints are, what to do."""
+    path = tmp_path / "mine.py"
+    path.write_text(
+        textwrap.dedent(
+            """
+            import jax.numpy as jnp
+            from podracer import envs
+            class Sick(envs.Catch):
+                def step(self, state, action, key):
+                    state, out = super().step(state, action, key)
+                    return state, out._replace(reward=out.reward * jnp.nan)
+            """
+        )
+    )
+    run = tmp_path / "run"
+    status, _, err = podracer("train", "anakin", "--env", f"{path}:Sick", *TINY, "--total-steps", 40, "--run", run)
+    assert status == 1 and "Traceback" not in err
+    assert err.splitlines()[-1].startswith("podracer: the loss of update 1 is not finite; training stopped.")

@@ -1,0 +1,166 @@
+"""From names to objects and back, through the JSON of a run directory."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+
+import pytest
+
+from podracer import agents, config, envs, networks
+from podracer.config import Recipe
+from podracer.envs.pgx import random_opponent
+from podracer.errors import UserError
+
+CHANGES = {
+    "a2c": {"learning_rate": 0.125, "n_step": 3, "optimizer": "sgd"},
+    "impala": {"discount": 0.5, "anneal_steps": 77},
+    "ppo": {"value_clip": 0.25, "normalize_observations": True, "minibatches": 2},
+    "pqn": {"q_lambda": 0.5, "epsilon_updates": 9},
+}
+NETWORKS = {
+    "mlp": networks.mlp((8, 4), "relu", True),
+    "lstm": networks.lstm(4, networks.mlp((8,))),
+    "gru": networks.gru(3, networks.mlp((5,), "elu")),
+}
+ENVS = {
+    "catch": envs.Catch(rows=6),
+    "gridworld": envs.GridWorld(),
+    "cartpole": envs.CartPole(max_steps=77),
+    "cartpole-masked": envs.CartPole(mask_velocity=True),
+    "memory-chain": envs.MemoryChain(length=2),
+    "gymnax/CartPole-v1": envs.make("gymnax/CartPole-v1"),
+    "gymnax/CartPole-v1, options": envs.make("gymnax/CartPole-v1", max_steps_in_episode=33),
+    "pgx/tic_tac_toe": envs.make("pgx/tic_tac_toe"),
+    "pgx/tic_tac_toe, self": envs.make("pgx/tic_tac_toe", opponent="self"),
+}
+
+
+def make(agent, network, env):
+    maker = config.AGENTS[agent]
+    return maker(env.spec, dataclasses.replace(config.default_of(maker, "config"), **CHANGES[agent]), NETWORKS[network])
+
+
+def through_json(recipe):
+    return Recipe(**json.loads(json.dumps(dataclasses.asdict(recipe))))
+
+
+@pytest.mark.parametrize("network", list(NETWORKS))
+@pytest.mark.parametrize("agent", list(config.AGENTS))
+def test_every_agent_with_every_network_comes_back_from_its_recipe(agent, network):
+    """The same config and network, field by field, after a trip through JSON."""
+    env = ENVS["catch"]
+    made = make(agent, network, env)
+    recipe = config.describe(made, env)
+    assert recipe is not None and recipe.network == network
+    again, env_again = config.build(through_json(recipe))
+    assert (again.name, again.config, again.network) == (made.name, made.config, made.network)
+    assert type(again.config) is type(made.config)
+    assert env_again == env
+    assert config.describe(again, env_again) == recipe
+
+
+@pytest.mark.parametrize("name", list(ENVS))
+def test_every_environment_comes_back_with_its_options(name):
+    """Our own, and adapters with options of their library."""
+    env = ENVS[name]
+    recipe = config.describe(make("a2c", "mlp", env), env)
+    assert recipe is not None
+    _, again = config.build(through_json(recipe))
+    assert again == env and again.spec == env.spec
+
+
+@dataclasses.dataclass(frozen=True)
+class Mine(envs.Catch):
+    """Looks like Catch by name."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Trunk(networks.mlp):
+    """Looks like an MLP by its fields."""
+
+
+@pytest.mark.parametrize(
+    "env, network",
+    [
+        (Mine(), networks.mlp((8,))),
+        (envs.TimeLimit(envs.Catch(), 3), networks.mlp((8,))),
+        (envs.Catch(), Trunk((8,))),
+        (envs.Catch(), networks.lstm(4, Trunk((8,)))),
+        (envs.Catch(), lambda spec, rngs: networks.mlp((8,))(spec, rngs)),
+        (envs.make("pgx/tic_tac_toe", opponent=random_opponent), networks.mlp((8,))),
+    ],
+)
+def test_objects_that_names_cannot_make_again_have_no_recipe(env, network):
+    """Rather than one that makes something else."""
+    assert config.describe(agents.a2c(env.spec, network=network), env) is None
+
+
+def test_an_agent_of_ones_own_has_no_recipe():
+    """Whatever it calls itself."""
+    agent = agents.a2c(envs.Catch().spec)
+    assert config.describe(dataclasses.replace(agent, name="mine"), envs.Catch()) is None
+    assert config.describe(dataclasses.replace(agent, config=None), envs.Catch()) is None
+    assert config.describe(dataclasses.replace(agent, name="ppo"), envs.Catch()) is None
+
+
+@pytest.mark.parametrize(
+    "changes, says",
+    [
+        ({"agent": "pp"}, "unknown agent 'pp'. Did you mean 'ppo'"),
+        ({"env": "cach"}, "unknown environment 'cach'. Did you mean 'catch'"),
+        ({"network": "lstn"}, "unknown network 'lstn'. Did you mean 'lstm'"),
+        ({"agent_config": {"learning_rat": 1}}, "unknown agent setting 'learning_rat'. Did you mean 'learning_rate'"),
+        ({"network_config": {"hiden": [1]}}, "unknown network setting 'hiden'. Did you mean 'hidden'"),
+        ({"agent_config": {"learning_rate": -1}}, "learning_rate is -1"),
+        ({"env_options": {"row": 1}}, "catch has no option 'row'. Did you mean 'rows'"),
+    ],
+)
+def test_recipes_with_unknown_names_are_answered_with_the_nearest(changes, says):
+    """Agents, environments, networks, and the settings of each."""
+    recipe = Recipe("catch", {}, "ppo", {}, "mlp", {})
+    with pytest.raises(UserError) as caught:
+        config.build(dataclasses.replace(recipe, **changes))
+    assert says in str(caught.value)
+
+
+AGENT_FILE = """
+from podracer import agents
+def mine(spec):
+    return agents.a2c(spec)
+def wrong(spec):
+    return 3
+number = 4
+"""
+
+
+def test_agents_and_networks_of_ones_own_are_named_by_their_file(tmp_path):
+    """A function of the spec is enough; what is none is refused."""
+    path = tmp_path / "mine.py"
+    path.write_text(AGENT_FILE)
+    recipe = Recipe("catch", {}, f"{path}:mine", None, None, None)
+    agent, _ = config.build(through_json(recipe))
+    assert agent.name == "a2c"
+    for name, says in (
+        ("number", "is a int; expected a function"),
+        ("wrong", "made a int; expected an Agent"),
+        ("mini", "Did you mean 'mine'"),
+    ):
+        with pytest.raises(UserError, match=says):
+            config.build(dataclasses.replace(recipe, agent=f"{path}:{name}"))
+    with pytest.raises(UserError, match="is a int; expected a function"):
+        config.network_recipe(f"{path}:number")
+
+
+def test_config_files_that_are_none_are_one_sentence(tmp_path):
+    """No directory, no file, no JSON, JSON of something else."""
+    with pytest.raises(UserError, match="is not a run directory"):
+        config.read(tmp_path / "missing")
+    for text, says in (
+        ("{", "not readable JSON"),
+        ("[]", "lacks the settings"),
+        ('{"settings": 3}', "lacks the settings"),
+    ):
+        (tmp_path / "config.json").write_text(text)
+        with pytest.raises(UserError, match=says):
+            config.read(tmp_path)
