@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 
 import jax
 import jax.numpy as jnp
@@ -169,17 +170,33 @@ def test_one_epoch_of_one_minibatch_is_the_whole_batch():
     np.testing.assert_array_equal(np.sort(np.asarray(learner.weights[0]["id"][0]), 1), numbered()["id"])
 
 
-@pytest.mark.parametrize("size", [1, 2, 3, 12, 64, 1000, 4097])
-def test_a_permutation_has_every_sample_once(size):
-    order = learning.permutation(jax.random.key(size), size)
-    assert order.dtype == jnp.int32
-    np.testing.assert_array_equal(np.sort(order), np.arange(size))
+@pytest.mark.parametrize("size", [1, 2, 3, 7, 64, 1000, 4097])
+def test_a_permutation_has_every_number_once(size):
+    """Sizes that are and are not powers of two; with as many keys as a run has epochs."""
+    orders = jax.jit(jax.vmap(lambda key: learning.permutation(key, size)))(jax.random.split(jax.random.key(size), 20))
+    assert orders.dtype == jnp.int32
+    np.testing.assert_array_equal(np.sort(orders, 1), np.tile(np.arange(size), (20, 1)))
 
 
-def test_all_permutations_are_equally_likely():
-    """Chi-square over the 120 orders of 5 samples: mean 119, standard deviation 15.4."""
-    keys, count = jax.random.split(jax.random.key(0), 24_000), 24_000
-    orders = np.asarray(jax.jit(jax.vmap(lambda key: learning.permutation(key, 5)))(keys))
-    _, seen = np.unique(orders, axis=0, return_counts=True)
-    assert len(seen) == 120
-    assert np.sum((seen - count / 120) ** 2) / (count / 120) < 119 + 4 * 15.4
+@pytest.mark.parametrize("size", [4, 5])
+def test_all_permutations_are_equally_likely(size):
+    """Chi-square over all orders of a few samples: 60 000 keys, within 5 deviations."""
+    keys = jax.random.split(jax.random.key(0), 60_000)
+    orders = np.asarray(jax.jit(jax.vmap(lambda key: learning.permutation(key, size)))(keys))
+    _, counts = np.unique(orders @ size ** np.arange(size), return_counts=True)
+    number = math.factorial(size)
+    assert len(counts) == number
+    expected = len(keys) / number
+    statistic = ((counts - expected) ** 2 / expected).sum()
+    assert abs(statistic - (number - 1)) < 5 * math.sqrt(2 * (number - 1))
+
+
+def test_two_samples_share_a_minibatch_as_often_as_chance_says():
+    """Of 32 samples in 4 minibatches: neighbours, samples half the batch apart, and any two, with 20 000 keys."""
+    keys = jax.random.split(jax.random.key(1), 20_000)
+    orders = np.asarray(jax.jit(jax.vmap(lambda key: learning.permutation(key, 32)))(keys))
+    place = np.argsort(orders, 1) // 8
+    together = (place[:, :, None] == place[:, None, :]).mean(0)[np.triu_indices(32, 1)]
+    chance = 7 / 31
+    deviation = math.sqrt(chance * (1 - chance) / len(keys))
+    assert np.abs(together - chance).max() < 5 * deviation
