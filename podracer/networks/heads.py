@@ -43,6 +43,18 @@ class Trunk(nnx.Module):
         return self.body(flat).reshape(*first.shape, -1), state
 
 
+def head(layer: nnx.Linear, inputs: jax.Array) -> jax.Array:
+    """`layer(inputs)`, in the form that the platform is quickest at.
+
+    On a CPU the gradient of a matrix product with few columns spends its time on packing the operands. Up to 6 outputs
+    are computed as one matrix-vector product each.
+    """
+    if jax.default_backend() != "cpu" or layer.out_features > 6:
+        return layer(inputs)
+    columns = [inputs @ layer.kernel[..., i] + layer.bias[i] for i in range(layer.out_features)]
+    return jnp.stack(columns, -1)
+
+
 class _Heads(nnx.Module):
     """What ActorCritic and QNetwork share: one step is a sequence of length 1."""
 
@@ -73,7 +85,7 @@ class ActorCritic(_Heads):
         """`PolicyValue` [T, B, ...] of a sequence, and the state after it."""
         seen = features(observation)
         outputs = [trunk.unroll(seen, first, part) for trunk, part in zip(self.trunks, state, strict=True)]
-        numbers = self.policy_head(outputs[0][0])
+        numbers = head(self.policy_head, outputs[0][0])
         if self.continuous:
             numbers = jnp.concatenate([numbers, jnp.broadcast_to(self.log_std[...], numbers.shape)], -1)
         else:
@@ -96,4 +108,4 @@ class QNetwork(_Heads):
     def unroll(self, observation: Any, first: jax.Array, state: Any) -> tuple[jax.Array, Any]:
         """Q values [T, B, A] of a sequence, and the state after it."""
         seen, state = self.trunk.unroll(features(observation), first, state)
-        return mask_logits(self.head(seen), action_mask(observation)), state
+        return mask_logits(head(self.head, seen), action_mask(observation)), state

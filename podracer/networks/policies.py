@@ -63,14 +63,20 @@ def _mode(logits):
     return jnp.argmax(logits, -1).astype(jnp.int32)
 
 
+def _log_softmax(logits):
+    """Log-probabilities [A, ...]. Actions come first: over a last axis of two or three, CPUs do not vectorise."""
+    return jax.nn.log_softmax(jnp.moveaxis(logits, -1, 0), axis=0)
+
+
 def _log_prob(logits, action):
-    chosen = jax.nn.one_hot(action, logits.shape[-1], dtype=bool)
-    return jnp.sum(jnp.where(chosen, jax.nn.log_softmax(logits), 0.0), -1)
+    log_probs = _log_softmax(logits)
+    values = jnp.arange(logits.shape[-1]).reshape(-1, *(1,) * action.ndim)
+    return jnp.sum(jnp.where(values == action[None], log_probs, 0.0), 0)
 
 
 def _entropy(logits):
-    log_probs = jax.nn.log_softmax(logits)
-    return -jnp.sum(jnp.exp(log_probs) * log_probs, -1)
+    log_probs = _log_softmax(logits)
+    return -jnp.sum(jnp.exp(log_probs) * log_probs, 0)
 
 
 def _independent(num_values: tuple[int, ...]) -> Policy:
