@@ -6,6 +6,7 @@ import contextlib
 import dataclasses
 import functools
 import io
+import warnings
 from typing import Any
 
 import jax
@@ -98,7 +99,9 @@ class Brax:
             raise unknown("brax environment", self.name, registered, "See `podracer.envs.names()`.")
         options = dict(self.options) | ({} if self.backend is None else {"backend": self.backend})
         try:
-            return envs.get_environment(self.name, **options)
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", UserWarning)  # brax on its own maintenance
+                return envs.get_environment(self.name, **options)
         except (TypeError, ValueError) as error:
             raise adapting.bad_option(f"brax/{self.name}", error, options, ("backend",)) from error
         except NotImplementedError as error:

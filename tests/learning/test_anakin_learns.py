@@ -87,3 +87,14 @@ def test_memory_chain_defeats_a_network_without_memory():
     env = envs.MemoryChain(length=6)
     agent = agent_of("ppo", env, networks.mlp((32, 32)), learning_rate=2e-3)
     assert abs(learn(agent, env, 100_000, batch_per_core=32, unroll_length=32).at(100_000)) <= 0.4
+
+
+@pytest.mark.loose_rank  # brax broadcasts arrays of different rank
+def test_ppo_balances_braxs_pendulum():
+    """Continuous control: reward 1 per step for up to 1,000 steps; acting at random falls after about 15."""
+    pytest.importorskip("brax")
+    env = envs.make("brax/inverted_pendulum", backend="spring")
+    config = {"minibatches": 8, "normalize_observations": True, "normalize_rewards": True, "entropy_cost": 0.0}
+    agent = agent_of("ppo", env, learning_rate=1e-3, **config)
+    curve = learn(agent, env, 300_000, batch_per_core=64, unroll_length=32, starts="cached")
+    assert curve.at(300_000) >= 250
