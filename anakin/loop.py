@@ -143,11 +143,11 @@ class Anakin:
         self.shardings = cores.shardings(self.mesh, specs)
         if members is None:
             call = cores.over_cores(self._call, self.mesh, (SPECS,), (SPECS, cores.REPLICATED))
-            self._init = jax.jit(self._initial_state, out_shardings=self.shardings)
+            self._init = cores.compiled_quickly(self._initial_state, out_shardings=self.shardings)
         else:
             over = jax.vmap(self._call)
             call = cores.over_cores(over, self.mesh, (cores.SHARDED,) * 2, (cores.SHARDED,) * 2)
-            self._init = jax.jit(jax.vmap(self._initial_state), out_shardings=self.shardings)
+            self._init = cores.compiled_quickly(jax.vmap(self._initial_state), out_shardings=self.shardings)
         inputs = (self.shardings,) * (1 if members is None else 2)
         self._jitted = jax.jit(call, in_shardings=inputs, donate_argnums=0)
         self._traced = self._compiled = None

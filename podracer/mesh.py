@@ -137,6 +137,12 @@ def over_cores(function: Callable, mesh: Mesh, in_specs: Any, out_specs: Any) ->
     return jax.shard_map(function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)
 
 
+def compiled_quickly(function: Callable, **options: Any) -> Callable:
+    """`jax.jit(function, **options)` for a program that runs once: quick to compile, not to run."""
+    quick = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
+    return jax.jit(function, compiler_options=quick, **options)
+
+
 def shardings(mesh: Mesh, specs: Any) -> Any:
     """`specs` (a pytree of PartitionSpec) as shardings of `mesh`."""
     return jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs, is_leaf=lambda x: isinstance(x, PartitionSpec))
