@@ -256,7 +256,12 @@ def _run(run: Run, windows: list[ReturnWindow], sinks: Sequence[Sink] | None, ev
             interruption = stack.enter_context(Interruption())
             note(_describe(loop, settings))
             if mesh.idle_cores(loop.mesh):
-                note("JAX was started with fewer CPU devices than cores; podracer.mesh.start_backend() first uses all")
+                note(
+                    "JAX was already running with fewer devices than this machine has cores. To use all of them, call "
+                    "podracer.mesh.start_backend() before anything else."
+                )
+            if calls * loop.steps_per_call > 1.1 * settings.total_steps:
+                note(f"the last call ends at {calls * loop.steps_per_call:,} steps: calls are whole")
             started = time.perf_counter()
             compiled = loop.compile()
             note(f"compiled in {time.perf_counter() - started:.1f} s, {_memory(compiled)}")
@@ -268,7 +273,7 @@ def _run(run: Run, windows: list[ReturnWindow], sinks: Sequence[Sink] | None, ev
                 run.state, metrics = loop.step(run.state)
                 run.steps += loop.steps_per_call
                 # A CPU may have done it all before `step` returned, which is then when the call ended.
-                ended = time.perf_counter() if metrics.episodes.count.is_ready() else None
+                ended = time.perf_counter() if metrics.episodes.count.is_ready() else None  # type: ignore
                 # The rows of the call before are written while this one runs.
                 if pending is not None:
                     _write(run, windows, sinks, clock, *pending)
@@ -279,11 +284,10 @@ def _run(run: Run, windows: list[ReturnWindow], sinks: Sequence[Sink] | None, ev
                     pending = None
                     with clock.paused():
                         # Who sends a signal may not wait for long: what was due is made up for by `resume`.
-                        due = evaluator is not None and call in stops
-                        if due and not stopped:
+                        if evaluator is not None and not stopped:
                             _evaluate(run, evaluator, sinks)
                         if checkpoints is not None:
-                            _save(run, windows, checkpoints, due and stopped)
+                            _save(run, windows, checkpoints, stopped and evaluator is not None and call in stops)
                 if interruption.signal is not None and pending is None:
                     break
             if interruption.signal is None and evaluator is not None and run.best_params is not None:
@@ -329,6 +333,11 @@ def _write(
     many = loop.members is not None
     if not many:
         metrics = jax.tree.map(lambda leaf: leaf[None], metrics)
+    if np.any(metrics.episodes.cut > 0):
+        raise UserError(
+            f"{loop.batch.spec.name} truncated an episode, but its spec says truncates=False, so that the value of the "
+            "final observation is lost. Set truncates=True in the spec."
+        )
     speed = loop.steps_per_call * len(windows) / lap  # of all members together
     frame_skip = loop.batch.spec.frame_skip
     for member, window in enumerate(windows):
@@ -357,7 +366,8 @@ def _evaluate(run: Run, evaluator: Evaluator, sinks: Sequence[Sink]) -> None:
     if run.best_score is None:
         better = np.ones(scores.shape, bool)
     else:
-        better = (scores > run.best_score) | (np.isnan(run.best_score) & ~np.isnan(scores))
+        # The later of equals: it has seen more.
+        better = (scores >= run.best_score) | (np.isnan(run.best_score) & ~np.isnan(scores))
     if np.any(better):
         now = jax.device_get(run.params)
         if run.best_params is None or not better.shape:

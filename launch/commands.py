@@ -45,7 +45,7 @@ def use_compilation_cache() -> None:
 
     import jax
 
-    if jax.config.jax_compilation_cache_dir is None:  # JAX's own variable, or whoever calls this, comes first
+    if jax.config.read("jax_compilation_cache_dir") is None:  # JAX's own variable, or whoever calls this, comes first
         base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
         jax.config.update("jax_compilation_cache_dir", os.path.join(base, "podracer", "xla"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
@@ -60,6 +60,8 @@ def train(arguments: list[str]) -> None:
         return
     if arguments[0] not in architectures:
         name = arguments[0]
+        if name == "sebulba":
+            raise UserError("train sebulba is not there yet; expected anakin. From Python, see sebulba/loop.py.")
         raise UserError(f"unknown architecture '{name}'.{closest(name, architectures)} Expected anakin.")
     _train_anakin(arguments[1:])
 
@@ -88,13 +90,26 @@ def _train_anakin(arguments: list[str]) -> None:
         if config.default_of(maker, "network") is None:
             raise UserError(f"agent {agent_name} takes no network; expected one with a `network` argument.")
 
+    names = {
+        "env": (
+            "Environment: a name of `podracer envs`, or path.py:Object. --env.OPTION VALUE sets its options.",
+            env_name,
+        ),
+        "agent": ("Agent: a name of `podracer agents`, or path.py:Object.", agent_name),
+        "network": (f"Network: {', '.join(config.NETWORKS)}, or path.py:Object.", network_name),
+        "preset": (f"Settings that were run: {', '.join(presets.PRESETS)}; auto takes what fits.", preset_name),
+    }
     kind = _flags(settings, agent_config, network)
-    description = _train_description(env_name, agent_name, preset_name, preset)
+    description = _train_description(env_name, agent_name, preset)
+    if {"-h", "--help"} & set(arguments):
+        kind = _with_names(kind, names)
     options = parse(kind, arguments, "podracer train anakin", description)
     settings_type = {field.name for field in dataclasses.fields(anakin.Settings)}
     settings = anakin.Settings(**{name: getattr(options, name) for name in settings_type})
     directory = pathlib.Path(options.run) if options.run else _default_directory(env_name, agent_name)
     runs.check_new(directory)
+    if preset is not None:
+        print(f"preset {_preset_name(preset)} (--preset none leaves it out)", file=sys.stderr)
     cores = Machine(options.cores, options.platform).start()
 
     agent_config, network = getattr(options, "agent", None), getattr(options, "network", network)
@@ -170,6 +185,7 @@ def evaluate(arguments: list[str]) -> None:
     check_number("--seed", options.seed, minimum=0, maximum=2**32 - 1)
     agent, env, params, members, steps = _load(directory, options.params, options.member, options.platform)
     many = members is not None
+    recipe, settings = config.read_recipe(directory), config.read(directory)["settings"]
     evaluator = Evaluator(agent, env, options.episodes, options.max_steps, options.greedy, many=many)
     summary = evaluator(params, options.seed).summary()
     if options.json:
@@ -177,11 +193,13 @@ def evaluate(arguments: list[str]) -> None:
         return
     rows = [summary] if members is None else [{k: _pick(v, m) for k, v in summary.items()} for m in range(members)]
     for number, row in enumerate(rows):
-        who = f"{agent.name} on {env.spec.name}" + (f", member {number}" if many else "")
+        who = f"{agent.name} on {recipe.env}"
+        if many:
+            who += f", member {number} ({config.member_name(settings, number)})"
         cut = f", {row['unfinished']} cut at the step cap" if row["unfinished"] else ""
         print(
-            f"{who} after {_pick(steps, number):,} steps: return {row['return_mean']:.2f} +- {row['return_std']:.2f} "
-            f"(min {row['return_min']:.2f}, max {row['return_max']:.2f}), "
+            f"{who}, {options.params} params (step {_pick(steps, number):,}): "
+            f"return {row['return_mean']:.2f} +- {row['return_std']:.2f} (min {row['return_min']:.2f}, max {row['return_max']:.2f}), "
             f"length {row['length_mean']:.1f}, {row['episodes']} episodes{cut}"
         )
 
@@ -332,19 +350,35 @@ def _preset(name: str, env: str, agent: str) -> presets.Preset | None:
         known = [*presets.PRESETS, "auto", "none"]
         raise UserError(f"unknown preset '{name}'.{closest(name, known)} There are {', '.join(known)}.")
     preset = presets.PRESETS[name]
-    if preset.agent != agent:
-        raise UserError(f"preset {name} is for agent {preset.agent}, not {agent}; expected --agent {preset.agent}.")
+    if not preset.fits(env, agent):
+        raise UserError(
+            f"preset {name} is for {preset.agent} on {preset.env}, not {agent} on {env}. "
+            "Choose another --preset, or none."
+        )
     return preset
 
 
-def _train_description(env: str, agent: str, preset_name: str, preset: presets.Preset | None) -> str:
-    used = next((name for name, known in presets.PRESETS.items() if known is preset), "none")
+def _with_names(kind: type, names: dict[str, tuple[str, str | None]]) -> type:
+    """`kind` with the flags that were taken before parsing, so that `--help` lists them first."""
+    import tyro
+
+    fields: list[tuple] = [
+        (f"{name}_", Annotated[str | None, tyro.conf.arg(name=name, help=text)], dataclasses.field(default=default))
+        for name, (text, default) in names.items()
+    ]
+    return dataclasses.make_dataclass("Options", fields, bases=(kind,), frozen=True)
+
+
+def _train_description(env: str, agent: str, preset: presets.Preset | None) -> str:
+    used = f"preset {_preset_name(preset)}" if preset else "no preset"
     return (
-        f"Train {agent} on {env} with environment and learner in one compiled program.\n"
-        f"--env NAME (`podracer envs`), --env.OPTION VALUE; --agent NAME (`podracer agents`); "
-        f"--network {{{','.join(config.NETWORKS)}}}; each also path.py:Object. "
-        f"--preset NAME|auto|none: defaults from a preset (here: {used})."
+        f"Train {agent} on {env} with environment and learner in one compiled program. "
+        f"The defaults below are those of this agent and environment ({used})."
     )
+
+
+def _preset_name(preset: presets.Preset) -> str:
+    return next(name for name, known in presets.PRESETS.items() if known is preset)
 
 
 def _default_directory(env: str, agent: str) -> pathlib.Path:
@@ -483,4 +517,9 @@ def _report(run: Any) -> None:
         score += f", measured again on {run.metrics['absolute_episodes']} episodes {np.mean(run.absolute_score):.2f}"
         score += f" (means of {run.absolute_score.size} runs)" if run.absolute_score.size > 1 else ""
     print(f"{run.directory}: {run.steps:,} steps{score}")
-    print(f"next: podracer eval {run.directory} | podracer render {run.directory} | podracer plot {run.directory}")
+    drawn = hasattr(run.loop.batch.env, "render")
+    print(
+        "next:",
+        *(f"  podracer {do} {run.directory}" for do in ("eval", "render", "plot") if drawn or do != "render"),
+        sep="\n",
+    )

@@ -20,6 +20,10 @@ def parse(kind: Any, arguments: list[str], prog: str, description: str) -> Any:
     """
     import tyro
 
+    given = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
+    for flag in given:
+        if given.count(flag) > 1:
+            raise UserError(f"{flag} is given twice; expected once, with all its values. Remove one.")
     errors = io.StringIO()
     try:
         with contextlib.redirect_stderr(errors):
@@ -52,6 +56,8 @@ def take(arguments: list[str], name: str, default: str | None = None) -> tuple[s
     Raises:
       UserError: the value is missing.
     """
+    if sum(argument.partition("=")[0] == f"--{name}" for argument in arguments) > 1:
+        raise UserError(f"--{name} is given twice; expected once. Remove one.")
     value, rest, position = default, [], 0
     while position < len(arguments):
         argument = arguments[position]
@@ -95,4 +101,7 @@ def _one_line(text: str, known: list[str], prog: str) -> str:
         return f"unknown flag {flag}.{closest(flag, known)} `{prog} --help` lists them."
     # A config's own check says all there is to say; what tyro was doing then does not help.
     message = re.sub(r"^Error parsing (agent|network|[a-z]+): ", "", message)
+    number = r"^Error parsing (--\S+): (?:invalid literal for int.*: |could not convert string to float: )'(.*)'"
+    message = re.sub(number, r"\1 is '\2'; expected a number", message)
+    message = re.sub(r"^Missing value for argument '(\S+)'.*", r"\1 has no value; expected one", message)
     return f"{message.rstrip('.')}. See {prog} --help."

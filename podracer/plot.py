@@ -170,14 +170,8 @@ def _facts(content: dict[str, Any], directory: pathlib.Path, member: int | None)
         facts |= {name: recipe[name] for name in ("agent", "env", "network")}
         for part in ("agent_config", "env_options", "network_config"):
             facts |= {name if name not in facts else f"{part}.{name}": v for name, v in (recipe[part] or {}).items()}
-    swept = settings.get("sweep") or []
-    if member is not None and swept:
-        # Members are ordered as the product of the swept values and, innermost, the seeds.
-        member //= settings["seeds"]
-        for item in reversed(swept):
-            name, _, values = item.partition("=")
-            member, which = divmod(member, len(values.split(",")))
-            facts[name.strip().replace("-", "_")] = float(values.split(",")[which])
+    if member is not None:
+        facts |= config.swept_values(settings, member)
     return {name: f"{value:g}" if isinstance(value, float) else str(value) for name, value in facts.items()}
 
 

@@ -79,7 +79,7 @@ def write(path: pathlib.Path, frames: list[np.ndarray], frames_per_s: float = 30
     import imageio.v2 as imageio
 
     try:
-        imageio.mimsave(path, frames, duration=1000.0 / frames_per_s, loop=0)
+        imageio.mimsave(path, frames, duration=1000.0 / frames_per_s, loop=0)  # type: ignore
     except OSError as error:
         raise UserError(f"--out {path} cannot be written: {error.strerror}. Choose another --out.") from error
 

@@ -68,13 +68,13 @@ class TensorBoard:
         from tensorboardX import SummaryWriter
 
         self._directory, self._make, self._writers = directory, SummaryWriter, {}
-        self._options = {"purge_step": steps + 1} if steps else {}
+        self._purge_step = steps + 1 if steps else None
 
     def write(self, row: Row) -> None:
         member = row.get("member")
         if member not in self._writers:
             name = "." if member is None else f"member-{member:03d}"
-            self._writers[member] = self._make(str(self._directory / name), **self._options)
+            self._writers[member] = self._make(str(self._directory / name), purge_step=self._purge_step)
         for name, value in row.items():
             if name not in ("steps", "member") and isinstance(value, int | float) and math.isfinite(value):
                 self._writers[member].add_scalar(name, value, row["steps"])
@@ -91,7 +91,7 @@ def import_wandb() -> Any:
       UserError: it is not installed.
     """
     try:
-        import wandb
+        import wandb  # type: ignore
     except ImportError as error:
         raise UserError("wandb is not installed; expected it for --wandb. pip install 'podracer[wandb]'.") from error
     return wandb

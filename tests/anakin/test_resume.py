@@ -175,6 +175,7 @@ def test_rows_that_a_killed_run_wrote_after_its_last_checkpoint_appear_once(stra
     assert seconds == sorted(seconds) and len(seconds) == 5
 
 
+@pytest.mark.slow
 def test_other_numbers_of_cores_go_on_with_the_same_environments(tmp_path):
     """8, then 2, then 1 cores: 8 environments, counters and episodes that go on, falling to no wrong sizes."""
     directory = tmp_path / "run"
@@ -201,6 +202,7 @@ def test_environments_that_do_not_divide_over_the_cores_are_named(tmp_path):
         anakin.resume(tmp_path / "run", cores=3, total_steps=160)
 
 
+@pytest.mark.slow
 def test_members_go_on_each_for_itself(tmp_path):
     """Two seeds times two learning rates, bit for bit."""
     many = {"seeds": 2, "sweep": ("learning_rate=1e-2,1e-3",), "evaluations": 2}
@@ -213,6 +215,7 @@ def test_members_go_on_each_for_itself(tmp_path):
     np.testing.assert_array_equal(again.best_steps.shape, (4,))
 
 
+@pytest.mark.slow
 def test_a_run_of_python_objects_goes_on_with_the_same_objects_or_is_refused(tmp_path):
     """A `Batch` with a mode of its own has no name; config.json says so, and so does the message."""
     batch = envs.Batch(tiny.catch(), mode="next-step")

@@ -425,6 +425,7 @@ def test_a_reader_that_is_gone_is_no_failure():
     assert done.stderr == ""
 
 
+@pytest.mark.slow
 def test_a_failed_run_is_one_line_and_exit_status_one(podracer, tmp_path):
     """A loss that is not finite: what happened, where the checkpoints are, what to do."""
     path = tmp_path / "mine.py"
