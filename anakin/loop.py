@@ -212,7 +212,7 @@ class Anakin:
         )
 
         def update(state, _):
-            # Barriers: XLA inlines a loop of one update and would then round some sums another way than in longer calls.
+            # Barriers: XLA inlines a loop of one update, and would then round some sums another way than in a loop.
             return jax.lax.optimization_barrier(self._update(agent, jax.lax.optimization_barrier(state)))
 
         state, metrics = jax.lax.scan(update, state, None, self.updates_per_call)

@@ -45,7 +45,7 @@ def use_compilation_cache() -> None:
 
     import jax
 
-    if jax.config.read("jax_compilation_cache_dir") is None:  # JAX's own variable, or whoever calls this, comes first
+    if jax.config.jax_compilation_cache_dir is None:  # type: ignore  # JAX's own variable, or whoever calls this, comes first
         base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
         jax.config.update("jax_compilation_cache_dir", os.path.join(base, "podracer", "xla"))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
@@ -99,10 +99,8 @@ def _train_anakin(arguments: list[str]) -> None:
         "network": (f"Network: {', '.join(config.NETWORKS)}, or path.py:Object.", network_name),
         "preset": (f"Settings that were run: {', '.join(presets.PRESETS)}; auto takes what fits.", preset_name),
     }
-    kind = _flags(settings, agent_config, network)
+    kind = _flags(names, settings, agent_config, network)
     description = _train_description(env_name, agent_name, preset)
-    if {"-h", "--help"} & set(arguments):
-        kind = _with_names(kind, names)
     options = parse(kind, arguments, "podracer train anakin", description)
     settings_type = {field.name for field in dataclasses.fields(anakin.Settings)}
     settings = anakin.Settings(**{name: getattr(options, name) for name in settings_type})
@@ -199,7 +197,8 @@ def evaluate(arguments: list[str]) -> None:
         cut = f", {row['unfinished']} cut at the step cap" if row["unfinished"] else ""
         print(
             f"{who}, {options.params} params (step {_pick(steps, number):,}): "
-            f"return {row['return_mean']:.2f} +- {row['return_std']:.2f} (min {row['return_min']:.2f}, max {row['return_max']:.2f}), "
+            f"return {row['return_mean']:.2f} +- {row['return_std']:.2f} "
+            f"(min {row['return_min']:.2f}, max {row['return_max']:.2f}), "
             f"length {row['length_mean']:.1f}, {row['episodes']} episodes{cut}"
         )
 
@@ -298,8 +297,11 @@ def demo(arguments: list[str]) -> None:
     show.main(arguments)
 
 
-def _flags(settings: Any, agent_config: Any, network: Any) -> type:
-    """A dataclass with the fields of `settings`, and `--agent.*` and `--network.*`, as tyro reads it."""
+def _flags(names: dict[str, tuple[str, str | None]], settings: Any, agent_config: Any, network: Any) -> type:
+    """A dataclass with the fields of `settings`, and `--agent.*` and `--network.*`, as tyro reads it.
+
+    `names` (help, value) were taken before parsing, because the other flags depend on them; `--help` lists them first.
+    """
     import tyro
 
     def flag(field: dataclasses.Field, default: Any, kind: Any, text: str | None) -> tuple:
@@ -310,6 +312,10 @@ def _flags(settings: Any, agent_config: Any, network: Any) -> type:
     hints = typing.get_type_hints(type(settings))
     docs = _field_texts(type(settings))
     fields: list[tuple] = [
+        (f"{name}_", Annotated[str | None, tyro.conf.arg(name=name, help=text)], dataclasses.field(default=value))
+        for name, (text, value) in names.items()
+    ]
+    fields += [
         flag(field, getattr(settings, field.name), hints[field.name], docs.get(field.name))
         for field in dataclasses.fields(settings)
     ]
@@ -356,17 +362,6 @@ def _preset(name: str, env: str, agent: str) -> presets.Preset | None:
             "Choose another --preset, or none."
         )
     return preset
-
-
-def _with_names(kind: type, names: dict[str, tuple[str, str | None]]) -> type:
-    """`kind` with the flags that were taken before parsing, so that `--help` lists them first."""
-    import tyro
-
-    fields: list[tuple] = [
-        (f"{name}_", Annotated[str | None, tyro.conf.arg(name=name, help=text)], dataclasses.field(default=default))
-        for name, (text, default) in names.items()
-    ]
-    return dataclasses.make_dataclass("Options", fields, bases=(kind,), frozen=True)
 
 
 def _train_description(env: str, agent: str, preset: presets.Preset | None) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 
 from podracer import agents, envs, networks
 from podracer.errors import UserError, unknown
-from podracer.plugins import is_reference, load_object
+from podracer.plugins import blame, is_reference, load_object
 from podracer.types import Agent
 
 AGENTS: dict[str, Callable[..., Agent]] = {
@@ -73,6 +73,13 @@ def network_recipe(name: str) -> Any:
             raise UserError(
                 f"{name} is a {type(recipe).__name__}; expected a function (observation_spec, rngs) -> module."
             )
+        if inspect.isclass(recipe):
+            if not dataclasses.is_dataclass(recipe):
+                raise UserError(
+                    f"{name} is a class; expected a function (observation_spec, rngs) -> module that uses it."
+                )
+            with blame(name):
+                return recipe()  # a recipe with its defaults
         return recipe
     if name not in NETWORKS:
         do = f"There are {', '.join(sorted(NETWORKS))}. {NAME_A_FILE.format('network')}"
@@ -184,6 +191,23 @@ def read_recipe(directory: pathlib.Path) -> Recipe:
             f"expected {', '.join(sorted(fields))}. Restore it, or train again."
         )
     return Recipe(**recipe)
+
+
+def swept_values(settings: dict[str, Any], member: int) -> dict[str, float]:
+    """What was varied, in one member of a run of many. Members are the product of the values and, innermost, seeds."""
+    values, combination = {}, member // settings["seeds"]
+    for item in reversed(settings.get("sweep") or []):
+        name, _, listed = item.partition("=")
+        choices = listed.split(",")
+        combination, which = divmod(combination, len(choices))
+        values[name.strip().replace("-", "_")] = float(choices[which])
+    return dict(reversed(values.items()))
+
+
+def member_name(settings: dict[str, Any], member: int) -> str:
+    """A member in words: its swept values and its seed."""
+    parts = [f"{name}={value:g}" for name, value in swept_values(settings, member).items()]
+    return ", ".join([*parts, f"seed {settings['seed'] + member % settings['seeds']}"])
 
 
 def _changed_fields(env: Any) -> dict[str, Any]:

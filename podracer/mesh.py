@@ -122,7 +122,8 @@ def from_shards(mesh: Mesh, shards: Sequence[Any], axis: int) -> Any:
 
 def idle_cores(mesh: Mesh) -> int:
     """Physical CPU cores that `mesh` leaves idle because JAX was started with fewer devices; 0 elsewhere."""
-    if jax.default_backend() != "cpu" or size(mesh) < jax.local_device_count():
+    chosen = "JAX_NUM_CPU_DEVICES" in os.environ or size(mesh) < jax.local_device_count()
+    if jax.default_backend() != "cpu" or chosen:
         return 0
     return max(physical_cores() - jax.local_device_count(), 0)
 

@@ -29,7 +29,7 @@ class Episodes(NamedTuple):
         """Count one time step [B]. Both reset modes close an episode where the next one starts."""
         returns = self.returns + jnp.where(timestep.valid, timestep.reward, 0.0)
         lengths = self.lengths + timestep.valid
-        ended = Ended(timestep.first, returns, lengths)
+        ended = Ended(timestep.first, returns, lengths, timestep.first & timestep.valid & (timestep.discount > 0))
         return Episodes(jnp.where(timestep.first, 0.0, returns), jnp.where(timestep.first, 0, lengths)), ended
 
 
@@ -39,6 +39,7 @@ class Ended(NamedTuple):
     done: jax.Array  # [..., B] bool
     returns: jax.Array  # [..., B] meaningful where done
     lengths: jax.Array  # [..., B] likewise
+    cut: jax.Array  # [..., B] bool, truncated in same-step mode, which loses the value of the final observation
 
 
 class EpisodeSums(NamedTuple):
@@ -49,6 +50,7 @@ class EpisodeSums(NamedTuple):
     lengths: jax.Array  # [] sum
     smallest: jax.Array  # [] return, +inf without episodes
     largest: jax.Array  # [] return, -inf without episodes
+    cut: Any = 0.0  # [] episodes truncated by an environment that says it never does
 
     @staticmethod
     def over(ended: Ended, axis_name: str | None) -> EpisodeSums:
@@ -58,10 +60,12 @@ class EpisodeSums(NamedTuple):
             jnp.sum(done, dtype=jnp.float32),
             jnp.sum(jnp.where(done, ended.returns, 0.0)),
             jnp.sum(jnp.where(done, ended.lengths, 0), dtype=jnp.float32),
+            jnp.sum(ended.cut, dtype=jnp.float32),
         )
         smallest = mesh.smallest(jnp.min(jnp.where(done, ended.returns, jnp.inf)), axis_name)
         largest = mesh.largest(jnp.max(jnp.where(done, ended.returns, -jnp.inf)), axis_name)
-        return EpisodeSums(*mesh.total(sums, axis_name), smallest, largest)
+        count, returns, lengths, cut = mesh.total(sums, axis_name)
+        return EpisodeSums(count, returns, lengths, smallest, largest, cut)
 
 
 class ReturnWindow:
@@ -72,7 +76,7 @@ class ReturnWindow:
 
     def add(self, sums: EpisodeSums) -> None:
         """Take the sums of several updates, [U] each, in order."""
-        for block in zip(*(np.asarray(leaf, np.float64) for leaf in sums)):
+        for block in zip(*(np.asarray(leaf, np.float64) for leaf in sums[:5])):
             if block[0] > 0:
                 self._blocks.append(block)
                 self.total_episodes += int(block[0])

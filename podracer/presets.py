@@ -32,6 +32,11 @@ class Preset:
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     result: str = ""
 
+    def fits(self, env: str, agent: str) -> bool:
+        """Whether it is for this environment and agent."""
+        matches = env.startswith(self.env[:-1]) if self.env.endswith("*") else env == self.env
+        return matches and agent == self.agent
+
 
 PRESETS: dict[str, Preset] = {
     "catch-ppo": Preset(
@@ -44,7 +49,7 @@ PRESETS: dict[str, Preset] = {
         "cartpole",
         "ppo",
         config={"learning_rate": 2.5e-4, "anneal_steps": 500_000},
-        settings={"total_steps": 500_000, "batch_per_core": 2, "unroll_length": 128},
+        settings={"total_steps": 500_000, "batch_per_core": 4, "unroll_length": 128},
     ),
     "minatar-ppo": Preset(
         "minatar/*",
@@ -59,8 +64,4 @@ PRESETS: dict[str, Preset] = {
 
 def find(env: str, agent: str) -> tuple[str, Preset] | None:
     """`(name, preset)` of the preset for an environment and agent, or None."""
-    for name, preset in PRESETS.items():
-        matches = env.startswith(preset.env[:-1]) if preset.env.endswith("*") else env == preset.env
-        if matches and agent == preset.agent:
-            return name, preset
-    return None
+    return next(((name, preset) for name, preset in PRESETS.items() if preset.fits(env, agent)), None)

@@ -1,1 +1,1 @@
-"""Sebulba: threads act on host environments, other cores learn. Not written yet."""
+"""Sebulba: threads step environments on the host and act on some cores, one thread learns on the others."""

@@ -93,7 +93,7 @@ def make(name: str, **options: Any) -> Any:
         except TypeError as error:
             raise UserError(f"{name} does not accept the options {sorted(options)}: {error}.") from error
     known_names = [known for known, _ in names()]
-    raise unknown("environment", name, known_names, "List them with `podracer.envs.names()`, or give path.py:Object.")
+    raise unknown("environment", name, known_names, "List them with `podracer envs`, or give path.py:Object.")
 
 
 def _from_file(reference: str, options: dict[str, Any]) -> Any:

@@ -73,6 +73,7 @@ class Batch:
         if self.starts == "optimistic":
             check_divides("batch size", batch_size, "optimistic_ratio", self.optimistic_ratio)
         env_state, observation = _strong(jax.vmap(self.env.reset)(keys))
+        _check_observation(self.spec, observation)
         true, false = jnp.ones(batch_size, bool), jnp.zeros(batch_size, bool)
         timestep = TimeStep(
             observation=observation,
@@ -162,6 +163,22 @@ def _where(condition: Array, new: Array, old: Array) -> Array:
         data = _where(condition, jax.random.key_data(new), jax.random.key_data(old))
         return jax.random.wrap_key_data(data, impl=jax.random.key_impl(old))
     return jnp.where(condition.reshape(condition.shape + (1,) * (old.ndim - 1)), new, old)
+
+
+def _check_observation(spec: api.Spec, observation: Any) -> None:
+    """Refuse observations [B, ...] that are not what the spec says."""
+
+    def described(tree, skip):
+        leaves = jax.tree_util.tree_leaves_with_path(tree)
+        return {jax.tree_util.keystr(path): (tuple(x.shape[skip:]), np.dtype(x.dtype).name) for path, x in leaves}
+
+    found, wanted = described(observation, 1), described(spec.observation, 0)
+    for name in sorted(found.keys() | wanted.keys()):
+        if found.get(name) != wanted.get(name):
+            got, said = (" ".join(map(str, x[name])) if name in x else "nothing" for x in (found, wanted))
+            raise UserError(
+                f"{spec.name}: reset gives observation{name} {got}; its spec says {said}. Change one of them."
+            )
 
 
 def to_environment(spec: api.Action, action: Any) -> Any:

@@ -96,7 +96,7 @@ class Brax:
         # brax offers no public list of its registry.
         registered = getattr(envs, "_envs", dict.fromkeys(NAMES))
         if self.name not in registered:
-            raise unknown("brax environment", self.name, registered, "See `podracer.envs.names()`.")
+            raise unknown("brax environment", self.name, registered, "See `podracer envs`.")
         options = dict(self.options) | ({} if self.backend is None else {"backend": self.backend})
         try:
             with warnings.catch_warnings():

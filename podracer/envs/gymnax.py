@@ -61,7 +61,7 @@ class Gymnax:
             raise adapting.missing("gymnax", error) from error
         registered = list(getattr(gymnax, "registered_envs", NAMES))
         if self.name not in registered:
-            raise unknown("gymnax environment", self.name, registered, "See `podracer.envs.names()`.")
+            raise unknown("gymnax environment", self.name, registered, "See `podracer envs`.")
         options = dict(self.options)
         if not options:
             return gymnax.make(self.name)

@@ -68,7 +68,7 @@ class Jumanji:
             raise adapting.missing("jumanji", error) from error
         registered = registration.registered_environments()
         if self.id not in registered:
-            raise unknown("jumanji environment", self.id, registered, "See `podracer.envs.names()`.")
+            raise unknown("jumanji environment", self.id, registered, "See `podracer envs`.")
         options = dict(self.options)
         try:
             return registration.make(self.id, **options)

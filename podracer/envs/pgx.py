@@ -82,7 +82,7 @@ class Pgx:
             raise adapting.missing("pgx", error) from error
         available = pgx.available_envs()
         if self.id not in available:
-            raise unknown("pgx game", self.id, available, "See `podracer.envs.names()`.")
+            raise unknown("pgx game", self.id, available, "See `podracer envs`.")
         return pgx.make(self.id)
 
     @functools.cached_property
