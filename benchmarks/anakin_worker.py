@@ -1,0 +1,130 @@
+"""Speed of Anakin on one workload, driven over standard input with the protocol of `peers/README.md`.
+
+`--what` says what is measured: `env` (random actions: the limit), `act` (the agent acts, nothing learns), or the name
+of an agent, for the whole training. In the first two the trajectory is summed up, so that the compiler keeps it.
+"""
+
+import argparse
+import dataclasses
+import json
+import os
+import resource
+import sys
+import time
+
+ENVS = {
+    "cartpole": ("gymnax/CartPole-v1", "tanh"),
+    "breakout": ("gymnax/Breakout-MinAtar", "relu"),
+    "catch": ("catch", "relu"),
+}
+AGENTS = ("a2c", "ppo", "impala")
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--env", choices=tuple(ENVS), default="cartpole")
+    parser.add_argument("--what", choices=("env", "act", *AGENTS), default="ppo")
+    parser.add_argument("--num-envs", type=int, default=64, help="on all cores together")
+    parser.add_argument("--unroll", type=int, default=128)
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--minibatches", type=int, default=4)
+    parser.add_argument("--cores", type=int, default=None, help="virtual cores; default: one per physical core")
+    parser.add_argument("--seconds", type=float, default=5.0, help="length of a timed block; 0: one update per block")
+    return parser.parse_args()
+
+
+def take_stdout():
+    """Keep standard output for the protocol alone: whatever libraries print goes to standard error."""
+    channel = os.fdopen(os.dup(1), "w", buffering=1)
+    os.dup2(2, 1)
+    return channel
+
+
+def cpu_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
+
+
+def build(args: argparse.Namespace):
+    """The agent and the environment."""
+    import jax
+    import jax.numpy as jnp
+
+    from podracer import agents, envs, networks
+    from podracer.types import ActorOutput
+
+    name, activation = ENVS[args.env]
+    env = envs.make(name)
+    network = networks.mlp((64, 64), activation)
+    agent = getattr(agents, args.what if args.what in AGENTS else "a2c")(env.spec, network=network)
+    if args.what == "ppo":
+        shape = {"epochs": args.epochs, "minibatches": args.minibatches}
+        agent = agent.rebuild(dataclasses.replace(agent.config, **shape))
+    if args.what in AGENTS:
+        return agent, env
+
+    def sums_up(state, trajectory, key, axis_name):
+        return state, {"sum": sum(jnp.sum(leaf, dtype=jnp.float32) for leaf in jax.tree.leaves(trajectory))}
+
+    def acts_at_random(params, state, timestep, key):
+        draw = jax.random.uniform(key, timestep.first.shape)
+        return ActorOutput((draw * env.spec.action.num_values).astype(jnp.int32)), state
+
+    agent = dataclasses.replace(agent, learner_step=sums_up, rebuild=None)
+    return dataclasses.replace(agent, actor_step=acts_at_random) if args.what == "env" else agent, env
+
+
+def main() -> None:
+    args = parse_args()
+    channel = take_stdout()
+    from podracer import mesh
+
+    mesh.start_backend("cpu", args.cores)
+    import jax
+
+    from anakin.loop import Anakin
+
+    start = time.perf_counter()  # imports and the start of the backend are behind us
+    agent, env = build(args)
+    cores = jax.device_count()
+
+    def loop_of(updates):
+        return Anakin(agent, env, args.num_envs // cores, args.unroll, updates_per_call=updates)
+
+    loop = loop_of(1 if args.seconds == 0 else 4)
+    state = loop.init(seed=0)
+    loop.compile()
+    compile_s = time.perf_counter() - start
+
+    def run(calls: int) -> float:
+        nonlocal state
+        begin = time.perf_counter()
+        for _ in range(calls):
+            state, metrics = loop.step(state)
+        jax.block_until_ready(metrics)
+        return time.perf_counter() - begin
+
+    run(1)
+    calls = 1
+    if args.seconds:
+        elapsed = run(1)
+        while elapsed < min(0.5, args.seconds):  # grow the probe until it is long enough to trust
+            calls *= 2
+            elapsed = run(calls)
+        calls = max(1, round(calls * args.seconds / elapsed))
+    print(json.dumps({"ready": True, "compile_s": round(compile_s, 3), "config": vars(args)}), file=channel)
+    for line in sys.stdin:
+        command = line.strip()
+        if command == "quit":
+            break
+        if command != "go":
+            continue
+        cpu, seconds = cpu_seconds(), run(calls)
+        steps = calls * loop.steps_per_call
+        used = cpu_seconds() - cpu
+        result = {"steps": steps, "seconds": seconds, "steps_per_s": steps / seconds, "cpu_seconds": used}
+        print(json.dumps(result), file=channel)
+
+
+if __name__ == "__main__":
+    main()

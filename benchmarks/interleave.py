@@ -1,0 +1,127 @@
+"""Workers that wait for their turn: each answers `go` with one timed block (see `peers/README.md`)."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import statistics
+import subprocess
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class Measured(NamedTuple):
+    """One row: medians over the blocks."""
+
+    steps_per_s: float
+    spread: float  # (third quartile - first quartile) / median of the blocks' steps/s
+    cores: float  # CPU seconds per second
+    cpu_per_million: float  # CPU seconds per million steps
+    compile_s: float
+    ready_s: float  # from the start of the process to its first line: imports, compilation, the first update
+
+
+class Failed(NamedTuple):
+    """One row that there is no number for."""
+
+    reason: str
+
+
+class Worker:
+    """A process of the protocol. Output that is not part of it goes to a log file."""
+
+    def __init__(self, name: str, command: Sequence[str], log_dir: Path):
+        self.name, self.blocks, self.error = name, [], None
+        self.log = log_dir / f"{name.replace(' ', '_').replace('/', '_')}.log"
+        start = time.perf_counter()
+        with open(self.log, "w") as log:
+            self.process = subprocess.Popen(
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log, text=True, cwd=ROOT
+            )
+        self.ready = self._answer()
+        self.ready_s = time.perf_counter() - start
+
+    def _answer(self) -> dict:
+        assert self.process.stdout is not None
+        line = self.process.stdout.readline()
+        if not line:
+            self.error = f"ended with status {self.process.wait()}, see {self.log}"
+            return {}
+        return json.loads(line)
+
+    def _say(self, command: str) -> None:
+        assert self.process.stdin is not None
+        self.process.stdin.write(command + "\n")
+        self.process.stdin.flush()
+
+    def block(self) -> None:
+        """Run one block, unless the worker has failed."""
+        if self.error is None:
+            self._say("go")
+            answer = self._answer()
+            if answer:
+                self.blocks.append(answer)
+
+    def result(self) -> Measured | Failed:
+        """Stop the worker; its numbers."""
+        if self.error is not None:
+            return Failed(self.error)
+        self._say("quit")
+        self.process.wait()
+        speeds = [block["steps_per_s"] for block in self.blocks] or [float("nan")]
+        quartiles = statistics.quantiles(speeds, n=4) if len(speeds) > 1 else [speeds[0]] * 3
+        return Measured(
+            steps_per_s=statistics.median(speeds),
+            spread=(quartiles[2] - quartiles[0]) / quartiles[1],
+            cores=_median([block["cpu_seconds"] / block["seconds"] for block in self.blocks]),
+            cpu_per_million=_median([block["cpu_seconds"] / block["steps"] * 1e6 for block in self.blocks]),
+            compile_s=self.ready["compile_s"],
+            ready_s=self.ready_s,
+        )
+
+
+def _median(values: list[float]) -> float:
+    return statistics.median(values) if values else float("nan")
+
+
+def in_turns(commands: dict[str, Sequence[str]], rounds: int, log_dir: Path) -> dict[str, Measured | Failed]:
+    """Start every command's worker, one after the other, then let them take turns for `rounds` blocks each.
+
+    Whatever else the machine does then strikes all of them alike.
+    """
+    workers = [Worker(name, command, log_dir) for name, command in commands.items()]
+    for _ in range(rounds):
+        for worker in workers:
+            worker.block()
+    return {worker.name: worker.result() for worker in workers}
+
+
+def where_and_when(command: Sequence[str]) -> str:
+    """Machine, command, commit and date, for the top of a table."""
+    git = ["git", "-C", str(ROOT)]
+    commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True).stdout.strip()
+    changed = subprocess.run(
+        [*git, "status", "--porcelain", "-uno", "--", "podracer", "anakin"], capture_output=True, text=True
+    ).stdout.strip()
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else float("nan")
+    return "\n".join(
+        [
+            f"machine: {_processor()}, {os.cpu_count()} CPUs, load {load:.1f} before the start",
+            f"command: {' '.join(command)}",
+            f"commit: {commit or 'unknown'}{' with local changes' if changed else ''}",
+            f"date: {time.strftime('%Y-%m-%d %H:%M UTC', time.gmtime())}",
+        ]
+    )
+
+
+def _processor() -> str:
+    try:
+        with open("/proc/cpuinfo") as file:
+            return next(line.split(":", 1)[1].strip() for line in file if line.startswith("model name"))
+    except (OSError, StopIteration):
+        return platform.processor() or platform.machine()
