@@ -140,7 +140,7 @@ def test_sums_over_cores_are_the_sums_over_everything():
 
     cores = mesh.over_cores(over, mesh.make(8), (spec,), mesh.REPLICATED)
     for mask in (done, np.zeros_like(done)):
-        sums = jax.jit(cores)(Ended(mask, returns, lengths))
+        sums = jax.jit(cores)(Ended(mask, returns, lengths, mask))
         assert float(sums.count) == mask.sum()
         np.testing.assert_allclose(sums.returns, returns[mask].sum(), rtol=1e-5, atol=1e-6)
         np.testing.assert_allclose(sums.lengths, lengths[mask].sum())
