@@ -127,6 +127,7 @@ def train(
     run_dir: str | pathlib.Path | None = None,
     recipe: config.Recipe | None = None,
     sinks: Sequence[Sink] | None = None,
+    notes: Sequence[str] = (),
     **changes: Any,
 ) -> Run:
     """Train `agent` on `env` on every core of this host.
@@ -140,6 +141,7 @@ def train(
       run_dir: a new directory for config, metrics and checkpoints; None writes nothing.
       recipe: names that make `agent` and `env` again, for `config.json`; None: found out where possible.
       sinks: what takes the rows of metrics, beside the files of `run_dir`; None: a terminal.
+      notes: what the terminal says first, now that nothing can be refused any more.
 
     Raises:
       UserError: something given cannot work; nothing was compiled or written.
@@ -164,7 +166,7 @@ def train(
         create_directory(directory, content)
     state = loop.init(settings.seed)
     run = Run(agent, env, loop, state, settings, directory)
-    return _run(run, [ReturnWindow() for _ in range(_num_members(loop))], sinks)
+    return _run(run, [ReturnWindow() for _ in range(_num_members(loop))], sinks, notes)
 
 
 def resume(
@@ -225,10 +227,16 @@ def resume(
         window.restore(saved)
     # A run that was killed has rows from after its last checkpoint: they will be written again.
     drop_rows_after(directory / "metrics.jsonl", run.steps)
-    return _run(run, windows, sinks, meta["evaluation_due"])
+    return _run(run, windows, sinks, evaluation_due=meta["evaluation_due"])
 
 
-def _run(run: Run, windows: list[ReturnWindow], sinks: Sequence[Sink] | None, evaluation_due: bool = False) -> Run:
+def _run(
+    run: Run,
+    windows: list[ReturnWindow],
+    sinks: Sequence[Sink] | None,
+    notes: Sequence[str] = (),
+    evaluation_due: bool = False,
+) -> Run:
     """The loop of calls, from `run.steps` to the end."""
     loop, settings = run.loop, run.settings
     calls = math.ceil(settings.total_steps / loop.steps_per_call)
@@ -254,7 +262,8 @@ def _run(run: Run, windows: list[ReturnWindow], sinks: Sequence[Sink] | None, ev
                 stack.callback(sink.close)
                 sinks.append(sink)
             interruption = stack.enter_context(Interruption())
-            note(_describe(loop, settings))
+            for text in (*notes, _describe(loop, settings)):
+                note(text)
             if mesh.idle_cores(loop.mesh):
                 note(
                     "JAX was already running with fewer devices than this machine has cores. To use all of them, call "
@@ -271,6 +280,10 @@ def _run(run: Run, windows: list[ReturnWindow], sinks: Sequence[Sink] | None, ev
                     _evaluate(run, evaluator, sinks)
             for call in range(run.steps // loop.steps_per_call + 1, calls + 1):
                 run.state, metrics = loop.step(run.state)
+                if jax.default_backend() == "cpu":
+                    # Two calls in flight would share the threads that the collectives of one wait on; and there is
+                    # nothing to gain where host and device are the same cores.
+                    jax.block_until_ready((run.state, metrics))
                 run.steps += loop.steps_per_call
                 # A CPU may have done it all before `step` returned, which is then when the call ended.
                 ended = time.perf_counter() if metrics.episodes.count.is_ready() else None  # type: ignore

@@ -106,8 +106,6 @@ def _train_anakin(arguments: list[str]) -> None:
     settings = anakin.Settings(**{name: getattr(options, name) for name in settings_type})
     directory = pathlib.Path(options.run) if options.run else _default_directory(env_name, agent_name)
     runs.check_new(directory)
-    if preset is not None:
-        print(f"preset {_preset_name(preset)} (--preset none leaves it out)", file=sys.stderr)
     cores = Machine(options.cores, options.platform).start()
 
     agent_config, network = getattr(options, "agent", None), getattr(options, "network", network)
@@ -121,9 +119,10 @@ def _train_anakin(arguments: list[str]) -> None:
         network=_absolute(network_name) if network_name else config.network_name(network),
         network_config=dataclasses.asdict(network) if dataclasses.is_dataclass(network) else None,
     )
+    notes = [] if preset is None else [f"preset {_preset_name(preset)} (--preset none leaves it out)"]
     run = _with_blame(
         references,
-        lambda: anakin.train(agent, env, settings, cores=cores, run_dir=directory, recipe=recipe),
+        lambda: anakin.train(agent, env, settings, cores=cores, run_dir=directory, recipe=recipe, notes=notes),
     )
     _report(run)
 

@@ -107,8 +107,8 @@ def test_the_best_params_are_those_that_were_measured(finished):
     best = Checkpoints(run.directory / "best", 1)
     meta = best.meta()
     assert meta["score"] == max(row["eval_return_mean"] for row in rows.evaluations) == run.best_score
-    first = next(row["steps"] for row in rows.evaluations if row["eval_return_mean"] == meta["score"])
-    assert meta["steps"] == meta["chosen_at"] == first == run.best_steps
+    last = [row["steps"] for row in rows.evaluations if row["eval_return_mean"] == meta["score"]][-1]
+    assert meta["steps"] == meta["chosen_at"] == last == run.best_steps
     params = best.params(jax.eval_shape(run.agent.initial_learner_state, jax.random.key(0)).params)
     best.close()
     tiny.assert_same(params, run.best_params)
@@ -211,7 +211,7 @@ def test_members_are_evaluated_each_for_itself(members):
     scores = np.asarray([row["eval_return_mean"] for row in rows.evaluations]).reshape(2, 4)
     np.testing.assert_allclose(scores.max(0), run.best_score, atol=1e-6)
     np.testing.assert_array_equal(scores[0, 2:], scores[1, 2:])
-    assert run.best_steps.tolist()[2:] == [80, 80]
+    assert run.best_steps.tolist()[2:] == [160, 160]  # the later of equals
     assert run.absolute_score.shape == (4,)
     absolute = [row for row in rows.rows if "absolute_return_mean" in row]
     assert [row["member"] for row in absolute] == [0, 1, 2, 3]
