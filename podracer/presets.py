@@ -45,6 +45,44 @@ PRESETS: dict[str, Preset] = {
         config={"learning_rate": 1e-3, "anneal_steps": 400_000},
         settings={"total_steps": 400_000, "batch_per_core": 32, "unroll_length": 32},
     ),
+    "catch-a2c": Preset(
+        "catch",
+        "a2c",
+        config={"learning_rate": 3e-3},
+        settings={"total_steps": 400_000, "batch_per_core": 32, "unroll_length": 16},
+    ),
+    "catch-impala": Preset(
+        "catch",
+        "impala",
+        config={"learning_rate": 3e-3},
+        settings={"total_steps": 400_000, "batch_per_core": 32, "unroll_length": 16},
+    ),
+    "catch-pqn": Preset(
+        "catch",
+        "pqn",
+        config={"learning_rate": 1e-3, "epsilon_updates": 60, "epsilon_end": 0.01},
+        settings={"total_steps": 400_000, "batch_per_core": 32, "unroll_length": 32},
+    ),
+    "memory-chain-ppo": Preset(
+        "memory-chain",
+        "ppo",
+        config={"learning_rate": 2e-3},
+        network="lstm",
+        network_config={"size": 32},
+        settings={"total_steps": 300_000, "batch_per_core": 32, "unroll_length": 32},
+    ),
+    "pendulum-ppo": Preset(
+        "brax/inverted_pendulum",
+        "ppo",
+        config={
+            "learning_rate": 1e-3,
+            "minibatches": 8,
+            "normalize_observations": True,
+            "normalize_rewards": True,
+            "entropy_cost": 0.0,
+        },
+        settings={"total_steps": 400_000, "batch_per_core": 64, "unroll_length": 32, "starts": "cached"},
+    ),
     "cartpole-ppo": Preset(
         "cartpole",
         "ppo",
@@ -54,7 +92,7 @@ PRESETS: dict[str, Preset] = {
     "minatar-ppo": Preset(
         "minatar/*",
         "ppo",
-        config={"learning_rate": 5e-3, "anneal_steps": 10_000_000, "minibatches": 8},
+        config={"learning_rate": 5e-3, "anneal_steps": 10_000_000, "minibatches": 8, "value_clip": 0.2},
         network="mlp",
         network_config={"activation": "relu"},
         settings={"total_steps": 10_000_000, "batch_per_core": 32, "unroll_length": 128},
