@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from podracer import learning, mesh, returns
-from podracer.agents import actor_critic
+from podracer.agents import actor_critic, decisions
 from podracer.agents.common import make_optimizer
-from podracer.errors import check_divides, check_number
+from podracer.agents.decisions import Decisions
+from podracer.errors import check_number
 from podracer.networks import mlp
 from podracer.specs import Spec
 from podracer.types import Agent, Array
@@ -44,18 +45,13 @@ class Config(actor_critic.ActorCriticConfig):
         check_number("value_clip", self.value_clip, minimum=0, exclusive=True)
 
 
-class Batch(NamedTuple):
-    """What the epochs shuffle. [T, B] with a recurrent network, else [1, T * B]."""
+class Targets(NamedTuple):
+    """What the loss compares with, per decision."""
 
-    observation: Any
-    first: Array
-    action: Any
-    log_prob: Array
-    value: Array
+    log_prob: Array  # of the action, under the policy that acted
+    value: Array  # under the weights that acted
     advantage: Array
-    target: Array
-    valid: Array
-    network_state: Any  # [1, B, ...]
+    target: Array  # of the value
 
 
 class Statistics(NamedTuple):
@@ -72,20 +68,14 @@ def ppo(spec: Spec, config: Config = Config(), network: Callable = mlp()) -> Age
 
     def update(network, distribution, learner, experience, updates, learning_rate, key, axis_name):
         batch = _batch(network, learner.weights, experience, config)
-        check_divides(
-            "the number of environments per core" if batch.first.shape[0] > 1 else "batch x unroll_length",
-            batch.first.shape[1],
-            "minibatches",
-            config.minibatches,
-        )
 
-        def step(learner, minibatch: Batch, statistics: Statistics):
+        def step(learner, minibatch: Decisions, statistics: Statistics):
             def loss(weights):
                 return _loss(network, distribution, weights, minibatch, statistics, config)
 
             return learning.gradient_step(loss, learner, rule, learning_rate, axis_name)
 
-        def statistics(minibatch: Batch):
+        def statistics(minibatch: Decisions):
             return _statistics(minibatch, config.normalize_advantages, axis_name)
 
         return learning.minibatch_epochs(step, learner, batch, statistics, key, config.epochs, config.minibatches)
@@ -93,41 +83,23 @@ def ppo(spec: Spec, config: Config = Config(), network: Callable = mlp()) -> Age
     return actor_critic.build("ppo", spec, config, network, update, lambda config: ppo(spec, config, network))
 
 
-def _batch(network, weights, experience, config) -> Batch:
+def _batch(network, weights, experience, config) -> Decisions:
     """Advantages and targets of a trajectory, ready to be shuffled."""
-    timestep = experience.timestep
-    if jax.tree.leaves(experience.network_state):
-        values = actor_critic.unroll(
-            network, weights, experience.observation, timestep.first, experience.network_state
-        ).value
-    else:
-        # The actor's own values serve; only the last observation has none yet.
-        last = jax.tree.map(lambda leaf: leaf[-1:], experience.observation)
-        bootstrap = actor_critic.unroll(network, weights, last, timestep.first[-1:], experience.network_state).value
-        values = jnp.concatenate([experience.extras.value, bootstrap])
-    step = returns.transitions(timestep, values, config.discount)
+
+    def evaluate(*sequence):
+        return actor_critic.unroll(network, weights, *sequence).value
+
+    values = decisions.values(experience, experience.extras.value, evaluate)
+    step = returns.transitions(experience.timestep, values, config.discount)
     advantage = returns.gae(step, config.gae_lambda)
-    batch = Batch(
-        observation=jax.tree.map(lambda leaf: leaf[:-1], experience.observation),
-        first=timestep.first[:-1],
-        action=experience.action,
-        log_prob=experience.extras.log_prob,
-        value=step.value,
-        advantage=advantage,
-        target=advantage + step.value,
-        valid=step.valid,
-        network_state=jax.tree.map(lambda leaf: leaf[None], experience.network_state),
-    )
-    if jax.tree.leaves(experience.network_state):
-        return batch
-    # Without a memory every step stands alone, and all T * B of them are shuffled.
-    return jax.tree.map(lambda leaf: leaf.reshape(1, -1, *leaf.shape[2:]), batch)
+    targets = Targets(experience.extras.log_prob, step.value, advantage, advantage + step.value)
+    return decisions.decisions(experience, step.valid, targets, config.minibatches)
 
 
-def _statistics(minibatch: Batch, normalize: bool, axis_name: str | None) -> Statistics:
-    valid = minibatch.valid.astype(jnp.float32)
+def _statistics(minibatch: Decisions, normalize: bool, axis_name: str | None) -> Statistics:
+    valid, advantage = minibatch.valid.astype(jnp.float32), minibatch.own.advantage
     # Centred on this core's rough mean first would be more exact; advantages are of order 1, so float32 serves.
-    sums = (jnp.sum(valid), jnp.sum(valid * minibatch.advantage), jnp.sum(valid * minibatch.advantage**2))
+    sums = (jnp.sum(valid), jnp.sum(valid * advantage), jnp.sum(valid * advantage**2))
     count, total, square = mesh.total(sums, axis_name)
     count = jnp.maximum(count, 1.0)
     mean = total / count
@@ -137,19 +109,19 @@ def _statistics(minibatch: Batch, normalize: bool, axis_name: str | None) -> Sta
     return Statistics(mesh.num_cores(axis_name) / count, mean, inverse_std)
 
 
-def _loss(network, distribution, weights, minibatch: Batch, statistics: Statistics, config: Config):
-    state = jax.tree.map(lambda leaf: leaf[0], minibatch.network_state)
-    seen = actor_critic.unroll(network, weights, minibatch.observation, minibatch.first, state)
+def _loss(network, distribution, weights, minibatch: Decisions, statistics: Statistics, config: Config):
+    own: Targets = minibatch.own
+    seen = minibatch.unroll(lambda *sequence: actor_critic.unroll(network, weights, *sequence))
     weight = minibatch.valid * statistics.scale
-    advantage = (minibatch.advantage - statistics.mean) * statistics.inverse_std
-    log_ratio = distribution.log_prob(seen.policy, minibatch.action) - minibatch.log_prob
+    advantage = (own.advantage - statistics.mean) * statistics.inverse_std
+    log_ratio = distribution.log_prob(seen.policy, minibatch.action) - own.log_prob
     ratio = jnp.exp(log_ratio)
     clipped = jnp.clip(ratio, 1.0 - config.clip, 1.0 + config.clip)
     policy_loss = -jnp.sum(weight * jnp.minimum(ratio * advantage, clipped * advantage))
-    error = (seen.value - minibatch.target) ** 2
+    error = (seen.value - own.target) ** 2
     if config.value_clip is not None:
-        change = jnp.clip(seen.value - minibatch.value, -config.value_clip, config.value_clip)
-        error = jnp.maximum(error, (minibatch.value + change - minibatch.target) ** 2)
+        change = jnp.clip(seen.value - own.value, -config.value_clip, config.value_clip)
+        error = jnp.maximum(error, (own.value + change - own.target) ** 2)
     value_loss = 0.5 * jnp.sum(weight * error)
     entropy = jnp.sum(weight * distribution.entropy(seen.policy))
     loss = policy_loss + config.value_cost * value_loss - config.entropy_cost * entropy

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from podracer import learning, returns
+from podracer.agents import decisions
 from podracer.agents.common import CommonConfig, assemble, make_optimizer
-from podracer.errors import UserError, check_divides, check_number
+from podracer.errors import UserError, check_number
 from podracer.networks import mlp
 from podracer.networks.heads import QNetwork
 from podracer.networks.policies import ILLEGAL
 from podracer.specs import Discrete, Spec
-from podracer.types import Agent, Array
+from podracer.types import Agent
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,17 +50,6 @@ class Config(CommonConfig):
         check_number("epsilon_start", self.epsilon_start, minimum=0, maximum=1)
         check_number("epsilon_end", self.epsilon_end, minimum=0, maximum=1)
         check_number("epsilon_updates", self.epsilon_updates, minimum=1)
-
-
-class Batch(NamedTuple):
-    """What the epochs shuffle. [T, B] with a recurrent network, else [1, T * B]."""
-
-    observation: Any
-    first: Array
-    action: Array
-    target: Array
-    valid: Array
-    network_state: Any  # [1, B, ...]
 
 
 def pqn(
@@ -101,35 +90,20 @@ def pqn(
         return network.apply(weights, lambda module, *args: module.unroll(*args)[0], observation, first, state)
 
     def update(network, learner, experience, updates, learning_rate, key, axis_name):
-        timestep, state = experience.timestep, experience.network_state
-        recurrent = bool(jax.tree.leaves(state))
-        if recurrent:
-            best = jnp.max(unroll(network, learner.weights, experience.observation, timestep.first, state), -1)
-        else:
-            last = jax.tree.map(lambda leaf: leaf[-1:], experience.observation)
-            bootstrap = jnp.max(unroll(network, learner.weights, last, timestep.first[-1:], state), -1)
-            best = jnp.concatenate([experience.extras, bootstrap])
-        step = returns.transitions(timestep, best, config.discount)
-        batch = Batch(
-            jax.tree.map(lambda leaf: leaf[:-1], experience.observation),
-            timestep.first[:-1],
-            experience.action,
-            returns.lambda_returns(step, config.q_lambda),
-            step.valid,
-            jax.tree.map(lambda leaf: leaf[None], state),
-        )
-        if not recurrent:
-            batch = jax.tree.map(lambda leaf: leaf.reshape(1, -1, *leaf.shape[2:]), batch)
-        size_name = "the number of environments per core" if recurrent else "batch x unroll_length"
-        check_divides(size_name, batch.first.shape[1], "minibatches", config.minibatches)
+        def best_values(*sequence):
+            return jnp.max(unroll(network, learner.weights, *sequence), -1)
 
-        def gradient_step(learner, minibatch: Batch, weight):
+        best = decisions.values(experience, experience.extras, best_values)
+        step = returns.transitions(experience.timestep, best, config.discount)
+        targets = returns.lambda_returns(step, config.q_lambda)
+        batch = decisions.decisions(experience, step.valid, targets, config.minibatches)
+
+        def gradient_step(learner, minibatch: decisions.Decisions, weight):
             def loss(weights):
-                network_state = jax.tree.map(lambda leaf: leaf[0], minibatch.network_state)
-                q_values = unroll(network, weights, minibatch.observation, minibatch.first, network_state)
+                q_values = minibatch.unroll(lambda *sequence: unroll(network, weights, *sequence))
                 chosen = jax.nn.one_hot(minibatch.action, num_actions, dtype=bool)
                 q_value = jnp.sum(jnp.where(chosen, q_values, 0.0), -1)
-                error = jnp.sum(weight * (q_value - minibatch.target) ** 2)
+                error = jnp.sum(weight * (q_value - minibatch.own) ** 2)
                 return 0.5 * error, {"td_error": error, "q_value": jnp.sum(weight * q_value)}
 
             return learning.gradient_step(loss, learner, rule, learning_rate, axis_name)
