@@ -7,6 +7,7 @@ SHELL := /bin/bash
 
 PYTHON ?= python3
 ARGS ?=
+JOBS ?= 2
 
 version := $(shell $(PYTHON) -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)
 # The default Python lives in .venv, any other in a folder of its own.
@@ -30,7 +31,7 @@ demo: $(core) ## train on Catch and CartPole, and draw what came of it
 	@$(VENV)/bin/podracer demo $(ARGS)
 
 test: $(dev) ## run the tests
-	@$(VENV)/bin/python -m pytest $(ARGS)
+	@$(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
 lint: $(dev) ## check style and who imports whom
 	@$(VENV)/bin/ruff check .
