@@ -44,28 +44,28 @@ PRESETS: dict[str, Preset] = {
         "ppo",
         config={"learning_rate": 1e-3, "anneal_steps": 400_000},
         settings={"total_steps": 400_000, "batch_per_core": 32, "unroll_length": 32},
-        result="podracer train anakin --env catch --agent ppo; 2 CPU cores, half a minute: return 1.00 over 640 episodes",
+        result="train anakin --env catch --agent ppo; 2 CPU cores, half a minute: return 1.00 over 640 episodes",
     ),
     "catch-a2c": Preset(
         "catch",
         "a2c",
         config={"learning_rate": 3e-3},
         settings={"total_steps": 400_000, "batch_per_core": 32, "unroll_length": 16},
-        result="podracer train anakin --env catch --agent a2c; 2 CPU cores, 18 s: return 1.00 over 640 episodes",
+        result="train anakin --env catch --agent a2c; 2 CPU cores, 18 s: return 1.00 over 640 episodes",
     ),
     "catch-impala": Preset(
         "catch",
         "impala",
         config={"learning_rate": 3e-3},
         settings={"total_steps": 400_000, "batch_per_core": 32, "unroll_length": 16},
-        result="podracer train anakin --env catch --agent impala; 2 CPU cores, 12 s: return 1.00 over 640 episodes",
+        result="train anakin --env catch --agent impala; 2 CPU cores, 12 s: return 1.00 over 640 episodes",
     ),
     "catch-pqn": Preset(
         "catch",
         "pqn",
         config={"learning_rate": 1e-3, "epsilon_updates": 60, "epsilon_end": 0.01},
         settings={"total_steps": 400_000, "batch_per_core": 32, "unroll_length": 32},
-        result="podracer train anakin --env catch --agent pqn; 2 CPU cores, 16 s: return 1.00 over 640 episodes",
+        result="train anakin --env catch --agent pqn; 2 CPU cores, 16 s: return 1.00 over 640 episodes",
     ),
     "memory-chain-ppo": Preset(
         "memory-chain",
@@ -74,7 +74,7 @@ PRESETS: dict[str, Preset] = {
         network="lstm",
         network_config={"size": 32},
         settings={"total_steps": 300_000, "batch_per_core": 32, "unroll_length": 32},
-        result="podracer train anakin --env memory-chain --agent ppo; 2 CPU cores, 25 s: return 1.00 over 640 episodes",
+        result="train anakin --env memory-chain --agent ppo; 2 CPU cores, 25 s: return 1.00 over 640 episodes",
     ),
     "pendulum-ppo": Preset(
         "brax/inverted_pendulum",
@@ -87,14 +87,14 @@ PRESETS: dict[str, Preset] = {
             "entropy_cost": 0.0,
         },
         settings={"total_steps": 400_000, "batch_per_core": 64, "unroll_length": 32, "starts": "cached"},
-        result="train --env brax/inverted_pendulum --env.backend spring --agent ppo; 2 CPU cores, 1.5 min: return 460 at 300,000 steps",
+        result="train anakin --env brax/inverted_pendulum --env.backend spring; 2 cores: return 460 at 300,000 steps",
     ),
     "cartpole-ppo": Preset(
         "cartpole",
         "ppo",
         config={"learning_rate": 2.5e-4, "anneal_steps": 500_000},
         settings={"total_steps": 500_000, "batch_per_core": 4, "unroll_length": 128},
-        result="podracer train anakin --env cartpole --agent ppo; 2 CPU cores, 12 to 18 s: best params 499 to 500, seeds 0 to 2",
+        result="train anakin --env cartpole --agent ppo; 2 CPU cores, 15 s: 499 to 500, seeds 0 to 2",
     ),
     "minatar-ppo": Preset(
         "minatar/*",
@@ -103,7 +103,7 @@ PRESETS: dict[str, Preset] = {
         network="mlp",
         network_config={"activation": "relu"},
         settings={"total_steps": 10_000_000, "batch_per_core": 32, "unroll_length": 128},
-        result="podracer train anakin --env minatar/Breakout --agent ppo; 2 CPU cores, 240 CPU seconds: return 62.6 over 640 episodes",
+        result="train anakin --env minatar/Breakout --agent ppo; 2 CPU cores, 240 CPU seconds: 62.6 over 640 episodes",
     ),
 }
 
