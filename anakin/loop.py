@@ -160,7 +160,12 @@ class Anakin:
 
     def step(self, state: AnakinState) -> tuple[AnakinState, CallMetrics]:
         """`updates_per_call` updates in one call. `state` is donated: use only the one that comes back."""
-        return self.compile()(state, *self._floats)
+        out = self.compile()(state, *self._floats)
+        if jax.default_backend() == "cpu":
+            # A virtual core takes at most 32 programs at a time. A caller that queues more of them than that without
+            # reading anything lets one core wait for a place while another waits for it in a mean: for ever.
+            jax.block_until_ready(out)
+        return out
 
     def check(self) -> None:
         """Trace the whole call without compiling or running it: mistakes in an agent or environment show here."""

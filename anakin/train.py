@@ -280,10 +280,6 @@ def _run(
                     _evaluate(run, evaluator, sinks)
             for call in range(run.steps // loop.steps_per_call + 1, calls + 1):
                 run.state, metrics = loop.step(run.state)
-                if jax.default_backend() == "cpu":
-                    # Two calls in flight would share the threads that the collectives of one wait on; and there is
-                    # nothing to gain where host and device are the same cores.
-                    jax.block_until_ready((run.state, metrics))
                 run.steps += loop.steps_per_call
                 # A CPU may have done it all before `step` returned, which is then when the call ended.
                 ended = time.perf_counter() if metrics.episodes.count.is_ready() else None  # type: ignore
