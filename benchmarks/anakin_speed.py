@@ -92,7 +92,7 @@ def measure(workload: Workload, peers: dict[str, str], args, logs: Path) -> dict
     commands = {what: [sys.executable, str(WORKER), "--what", what, *shape] for what in OWN}
     for peer, python in peers.items():
         commands[peer] = [python, str(PEERS / f"{peer}_ppo.py"), *shape]
-    return in_turns(commands, args.rounds, logs)
+    return in_turns(commands, args.rounds, logs / f"{workload.env}_{workload.num_envs}")
 
 
 def table(workload: str, rows: dict[str, Measured | Failed]) -> list[str]:

@@ -37,6 +37,7 @@ class Worker:
 
     def __init__(self, name: str, command: Sequence[str], log_dir: Path):
         self.name, self.blocks, self.error = name, [], None
+        log_dir.mkdir(parents=True, exist_ok=True)
         self.log = log_dir / f"{name.replace(' ', '_').replace('/', '_')}.log"
         start = time.perf_counter()
         with open(self.log, "w") as log:
