@@ -29,7 +29,38 @@ def flat_size(observation_spec: Any) -> int:
 
 def linear(inputs: int, outputs: int, scale: float, rngs: nnx.Rngs) -> nnx.Linear:
     """A dense layer with orthogonal weights (Saxe et al. 2014) times `scale`, and zero biases."""
-    return nnx.Linear(inputs, outputs, kernel_init=orthogonal(scale), rngs=rngs)
+    product = _product if jax.default_backend() == "cpu" else jax.lax.dot_general
+    return nnx.Linear(inputs, outputs, kernel_init=orthogonal(scale), dot_general=product, rngs=rngs)
+
+
+def _product(inputs: jax.Array, kernel: jax.Array, dimension_numbers: Any, **options: Any) -> jax.Array:
+    """`lax.dot_general` for dense layers on CPUs."""
+    if inputs.ndim != 2 or any(value is not None for value in options.values()):
+        return jax.lax.dot_general(inputs, kernel, dimension_numbers, **options)
+    return _matrix_product(inputs, kernel)
+
+
+@jax.custom_vjp
+def _matrix_product(inputs: jax.Array, kernel: jax.Array) -> jax.Array:
+    """`inputs @ kernel`, [N, I] and [I, O], with a gradient of the kernel that is quick on CPUs.
+
+    That gradient adds up over N, the leading axis of both operands, and XLA's product for this form packs both of them
+    first. With the inputs transposed beforehand (the barrier keeps XLA from undoing it) it takes the quick one:
+    a gradient step of two layers of 64 gets 5 to 7 % cheaper.
+    """
+    return inputs @ kernel
+
+
+def _forward(inputs, kernel):
+    return inputs @ kernel, (inputs, kernel)
+
+
+def _backward(residuals, gradient):
+    inputs, kernel = residuals
+    return gradient @ kernel.T, jax.lax.optimization_barrier(inputs.T) @ gradient
+
+
+_matrix_product.defvjp(_forward, _backward)
 
 
 class Mlp(nnx.Module):
