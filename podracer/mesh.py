@@ -15,6 +15,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from podracer.errors import UserError, check_number
@@ -151,22 +152,41 @@ def shardings(mesh: Mesh, specs: Any) -> Any:
 
 def mean(tree: Any, axis_name: str | None) -> Any:
     """Mean over the cores of `axis_name`; the identity where it is None."""
-    return tree if axis_name is None else jax.lax.pmean(tree, axis_name)
+    return tree if axis_name is None else _as_one(jax.lax.pmean, tree, axis_name)
 
 
 def total(tree: Any, axis_name: str | None) -> Any:
     """Sum over the cores of `axis_name`; the identity where it is None."""
-    return tree if axis_name is None else jax.lax.psum(tree, axis_name)
+    return tree if axis_name is None else _as_one(jax.lax.psum, tree, axis_name)
 
 
 def smallest(tree: Any, axis_name: str | None) -> Any:
     """Minimum over the cores of `axis_name`; the identity where it is None."""
-    return tree if axis_name is None else jax.lax.pmin(tree, axis_name)
+    return tree if axis_name is None else _as_one(jax.lax.pmin, tree, axis_name)
 
 
 def largest(tree: Any, axis_name: str | None) -> Any:
     """Maximum over the cores of `axis_name`; the identity where it is None."""
-    return tree if axis_name is None else jax.lax.pmax(tree, axis_name)
+    return tree if axis_name is None else _as_one(jax.lax.pmax, tree, axis_name)
+
+
+def _as_one(reduce: Callable, tree: Any, axis_name: str) -> Any:
+    """`reduce(tree, axis_name)`, on CPUs with all leaves of a dtype in one vector.
+
+    There, the cores meet once per array and not once per collective, and a small network has a dozen arrays.
+    """
+    leaves, structure = jax.tree.flatten(tree)
+    if jax.default_backend() != "cpu" or len(leaves) < 2:
+        return reduce(tree, axis_name)
+    leaves = [jnp.asarray(leaf) for leaf in leaves]
+    reduced = {}
+    for dtype in dict.fromkeys(leaf.dtype for leaf in leaves):
+        places = [place for place, leaf in enumerate(leaves) if leaf.dtype == dtype]
+        vector = reduce(jnp.concatenate([leaves[place].ravel() for place in places]), axis_name)
+        ends = np.cumsum([leaves[place].size for place in places])
+        parts = jnp.split(vector, ends[:-1].tolist())
+        reduced |= {place: part.reshape(leaves[place].shape) for place, part in zip(places, parts, strict=True)}
+    return jax.tree.unflatten(structure, [reduced[place] for place in range(len(leaves))])
 
 
 def index(axis_name: str | None) -> Any:
