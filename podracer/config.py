@@ -11,6 +11,9 @@ from types import NoneType
 from typing import Any
 
 from podracer import agents, envs, networks
+from podracer.envs.atari_protocol import Atari
+from podracer.envs.batch import Batch
+from podracer.envs.host import OnHost
 from podracer.errors import UserError, unknown
 from podracer.plugins import blame, is_reference, load_object
 from podracer.types import Agent
@@ -101,7 +104,7 @@ def make_agent(spec: Any, maker: Callable, config: Any = None, network: Any = No
 
 
 def build(recipe: Recipe) -> tuple[Agent, Any]:
-    """`(agent, environment)` of a recipe.
+    """`(agent, environment)` of a recipe. The batch size of a host environment is a setting of the run, not kept here.
 
     Raises:
       UserError: a name is gone or an option no longer fits.
@@ -119,7 +122,12 @@ def build(recipe: Recipe) -> tuple[Agent, Any]:
 
 
 def describe(agent: Agent, env: Any) -> Recipe | None:
-    """The recipe of objects that were made in Python, or None where names cannot make them again."""
+    """The recipe of objects that were made in Python, or None where names cannot make them again.
+
+    Of a jittable environment on the host the recipe keeps the environment itself.
+    """
+    if isinstance(env, OnHost) and env.env == Batch(env.env.env):
+        env = env.env.env
     network = network_name(agent.network)
     if agent.name not in AGENTS or network is None or not dataclasses.is_dataclass(agent.config):
         return None
@@ -130,6 +138,8 @@ def describe(agent: Agent, env: Any) -> Recipe | None:
         again, env_again = build(Recipe(**json.loads(json.dumps(dataclasses.asdict(recipe)))))
     except Exception:
         return None
+    if envs.is_host(env):
+        env = envs.on_host(env, env_again.batch_size)
     same = (again.config, again.network, env_again) == (agent.config, agent.network, env)
     return recipe if same else None
 
@@ -217,7 +227,13 @@ def _changed_fields(env: Any) -> dict[str, Any]:
         return {}
     fields = {f.name: (getattr(env, f.name), getattr(plain, f.name)) for f in dataclasses.fields(env) if f.init}
     changed = {name: now for name, (now, default) in fields.items() if now != default}
+    if envs.is_host(env):
+        changed.pop("batch_size", None)
     options = dict(changed.pop("options", ()))
+    for name in [name for name, value in changed.items() if isinstance(value, Atari)]:
+        now, default = fields[name]
+        del changed[name]
+        options |= {key: value for key, value in vars(now).items() if value != getattr(default, key)}
     return {**changed, **options}
 
 

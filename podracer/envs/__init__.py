@@ -7,13 +7,15 @@ from collections.abc import Callable
 from typing import Any
 
 from podracer import plugins
-from podracer.envs import api, brax, gymnax, jumanji, pgx
+from podracer.envs import api, brax, envpool, gymnax, jumanji, pgx
 from podracer.envs.batch import Batch, TimeLimit
 from podracer.envs.brax import Brax
 from podracer.envs.cartpole import CartPole
 from podracer.envs.catch import Catch
+from podracer.envs.envpool import Envpool
 from podracer.envs.gridworld import GridWorld
 from podracer.envs.gymnax import Gymnax
+from podracer.envs.host import is_host, on_host
 from podracer.envs.jumanji import Jumanji
 from podracer.envs.memory_chain import MemoryChain
 from podracer.envs.pgx import Pgx
@@ -24,14 +26,18 @@ __all__ = [
     "Brax",
     "CartPole",
     "Catch",
+    "Envpool",
     "GridWorld",
     "Gymnax",
     "Jumanji",
     "MemoryChain",
     "Pgx",
     "TimeLimit",
+    "is_host",
+    "jittable",
     "make",
     "names",
+    "on_host",
 ]
 
 _OWN: dict[str, tuple[Callable[..., Any], str]] = {
@@ -55,14 +61,42 @@ _FAMILIES: dict[str, tuple[Callable[..., Any], tuple[str, ...], str]] = {
     "jumanji": (Jumanji, jumanji.NAMES, "combinatorial task of jumanji"),
     "pgx": (Pgx, pgx.NAMES, "game of pgx; opponent='random', 'self' or a function"),
 }
+# Environments on the host, which only Sebulba drives; one line each, as a library may have hundreds.
+_HOST_FAMILIES: dict[str, tuple[Callable[..., Any], str, tuple[str, ...], str]] = {
+    "atari": (
+        envpool.atari,
+        "GAME",
+        envpool.GAMES,
+        f"{len(envpool.GAMES)} Atari games such as atari/Pong (envpool, on the host); protocol='machado' or 'classic'",
+    ),
+    "envpool": (
+        envpool.task,
+        "TASK",
+        ("CartPole-v1",),
+        "any task of envpool, such as envpool/CartPole-v1",
+    ),
+}
 
 
 def names() -> list[tuple[str, str]]:
     """`(name, one-line description)` of everything that `make` knows, without importing the libraries."""
     own = [(name, description) for name, (_, description) in _OWN.items()]
-    return own + [
+    jitted = [
         (f"{family}/{name}", description) for family, (_, members, description) in _FAMILIES.items() for name in members
     ]
+    return own + jitted + [(f"{family}/{word}", text) for family, (_, word, _, text) in _HOST_FAMILIES.items()]
+
+
+def jittable(env: Any) -> Any:
+    """`env`, if it can be compiled: Anakin asks this of what it is given.
+
+    Raises:
+      UserError: it is a host environment.
+    """
+    if is_host(env):
+        name = env.spec.name
+        raise UserError(f"{name} runs on the host; use: podracer train sebulba --env {name}")
+    return env
 
 
 def make(name: str, **options: Any) -> Any:
@@ -86,13 +120,18 @@ def make(name: str, **options: Any) -> Any:
                 raise UserError(f"{name} has no option '{option}'.{closest(option, known)} It has: {', '.join(known)}.")
         return factory(**options)
     family, slash, member = name.partition("/")
+    if slash and family in _HOST_FAMILIES:
+        if "batch_size" in options:
+            raise UserError(f"batch_size is no option of {name} but a setting of the run: --batch-size.")
+        return _HOST_FAMILIES[family][0](member, **options)
     if slash and family in _FAMILIES:
         factory, _, _ = _FAMILIES[family]
         try:
             return factory(member, **options)
         except TypeError as error:
             raise UserError(f"{name} does not accept the options {sorted(options)}: {error}.") from error
-    known_names = [known for known, _ in names()]
+    hosted = [f"{family}/{member}" for family, (_, _, members, _) in _HOST_FAMILIES.items() for member in members]
+    known_names = [known for known, _ in names()] + hosted
     raise unknown("environment", name, known_names, "List them with `podracer envs`, or give path.py:Object.")
 
 
@@ -108,7 +147,8 @@ def _from_file(reference: str, options: dict[str, Any]) -> Any:
     if lacking:
         raise UserError(
             f"{reference} gives a {type(found).__name__} without {' and '.join(lacking)}; expected an environment "
-            "with spec, reset(key) and step(state, action, key)."
+            "with spec, reset(key) and step(state, action, key), or a host environment with spec, batch_size and "
+            "start(seeds)."
         )
     env: Any = found
     with plugins.blame(reference):
@@ -122,7 +162,12 @@ def _from_file(reference: str, options: dict[str, Any]) -> Any:
 
 
 def _missing(found: Any) -> list[str]:
-    """The members of `api.Environment` that an object lacks. `spec` is looked up on the class: it may raise."""
+    """The members of `api.Environment` that an object lacks. `spec` is looked up on the class: it may raise.
+
+    An object with `start` means to be a `HostEnvironment`.
+    """
     has_spec = hasattr(type(found), "spec") or "spec" in getattr(found, "__dict__", {})
     lacking = [] if has_spec else ["spec"]
+    if callable(getattr(found, "start", None)):
+        return lacking + ([] if hasattr(found, "batch_size") else ["batch_size"])
     return lacking + [name for name in ("reset", "step") if not callable(getattr(found, name, None))]

@@ -8,6 +8,7 @@ learner but not for the score; limits are given in frames.
 from __future__ import annotations
 
 import dataclasses
+import functools
 import warnings
 from collections.abc import Sequence
 from typing import Any
@@ -16,44 +17,50 @@ import numpy as np
 
 from podracer.envs import api
 from podracer.envs.adapting import missing
+from podracer.envs.atari_protocol import Atari, options
 from podracer.envs.host import HostStep, ResetTracker
 from podracer.errors import UserError, check_number, unknown
 
-
-@dataclasses.dataclass(frozen=True)
-class Atari:
-    """How the Atari games are played; the defaults are the protocol of Machado et al. 2018."""
-
-    sticky_actions: float = 0.25
-    """Probability that the emulator repeats the previous action."""
-    full_actions: bool = True
-    """All 18 actions instead of those that do something in the game."""
-    life_loss_ends: bool = False
-    """A lost life ends the episode for the learner; the score goes on."""
-    clip_rewards: bool = True
-    """Learn from the sign of the reward; the score is not clipped."""
-    max_no_ops: int = 1
-    """Up to this many random no-ops at the start of a game."""
-    max_episode_frames: int = 108_000
-    """Emulator frames after which a game is cut."""
-    frame_skip: int = 4
-    """Frames per action; the last two are merged by their maximum."""
-    stack: int = 4
-    """Frames per observation, one plane each."""
-
-    def __post_init__(self):
-        check_number("sticky_actions", self.sticky_actions, minimum=0, maximum=1)
-        for name in ("max_no_ops", "frame_skip", "stack", "max_episode_frames"):
-            check_number(name, getattr(self, name), minimum=1)
-        if self.max_episode_frames % self.frame_skip:
-            raise UserError(
-                f"max_episode_frames is {self.max_episode_frames}; expected a multiple of frame_skip = "
-                f"{self.frame_skip}. Change one of them."
-            )
+_LISTED = (
+    "Adventure AirRaid Alien Amidar Assault Asterix Asteroids Atlantis Atlantis2 Backgammon BankHeist BasicMath "
+    "BattleZone BeamRider Berzerk Blackjack Bowling Boxing Breakout Carnival Casino Centipede ChopperCommand "
+    "CrazyClimber Crossbow Darkchambers Defender DemonAttack DonkeyKong DoubleDunk Earthworld ElevatorAction Enduro "
+    "Entombed Et FishingDerby FlagCapture Freeway Frogger Frostbite Galaxian Gopher Gravitar Hangman HauntedHouse "
+    "Hero HumanCannonball IceHockey Jamesbond JourneyEscape Kaboom Kangaroo KeystoneKapers KingKong Klax Koolaid "
+    "Krull KungFuMaster LaserGates LostLuggage MarioBros MiniatureGolf MontezumaRevenge MrDo MsPacman NameThisGame "
+    "Othello Pacman Phoenix Pitfall Pitfall2 Pong Pooyan PrivateEye Qbert Riverraid RoadRunner Robotank Seaquest "
+    "SirLancelot Skiing Solaris SpaceInvaders SpaceWar StarGunner Superman Surround Tennis Tetris TicTacToe3d "
+    "TimePilot Trondead Turmoil Tutankham UpNDown Venture VideoCheckers VideoChess VideoCube VideoPinball WizardOfWor "
+    "WordZapper YarsRevenge Zaxxon"
+)
+GAMES = tuple(_LISTED.split())
 
 
-# The protocol of Mnih et al. 2015 and most papers after it.
-CLASSIC_ATARI = Atari(sticky_actions=0.0, full_actions=False, life_loss_ends=True, clip_rewards=True, max_no_ops=30)
+def atari(game: str, num_threads: int = 0, **given: Any) -> Envpool:
+    """`atari/GAME`: an Atari game with `protocol` and the fields of `Atari` as options.
+
+    Raises:
+      UserError: there is no such game or option.
+    """
+    if game not in GAMES:
+        raise unknown(
+            "environment", f"atari/{game}", [f"atari/{name}" for name in GAMES], "See podracer/envs/envpool.py."
+        )
+    return Envpool(f"{game}-v5", atari=options(f"atari/{game}", given, ("num_threads",)), num_threads=num_threads)
+
+
+def task(name: str, **given: Any) -> Envpool:
+    """`envpool/TASK`: any other task of envpool, with the option `num_threads`.
+
+    Raises:
+      UserError: there is no such task or option, or it is an Atari game, which has a name of its own.
+    """
+    if name.removesuffix("-v5") in GAMES:
+        raise UserError(f"envpool/{name} is an Atari game; write atari/{name.removesuffix('-v5')}.")
+    for option in given:
+        if option != "num_threads":
+            raise UserError(f"envpool/{name} has no option '{option}'. It has: num_threads.")
+    return Envpool(name, **given)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -79,18 +86,14 @@ class Envpool:
 
     @property
     def is_atari(self) -> bool:
-        return "frame_skip" in self._envpool_spec().config._fields and hasattr(
-            self._envpool_spec().config, "repeat_action_probability"
-        )
+        return self.task.removesuffix("-v5") in GAMES
 
-    @property
+    @functools.cached_property
     def spec(self) -> api.Spec:
-        from gymnasium import spaces
-
         found = self._envpool_spec()
         observation = api.Array(found.observation_space.shape, found.observation_space.dtype)
         action = found.action_space
-        if isinstance(action, spaces.Discrete):
+        if hasattr(action, "n"):
             ours: Any = api.Discrete(int(action.n))
         else:
             low, high = np.ravel(action.low), np.ravel(action.high)
@@ -108,13 +111,10 @@ class Envpool:
             raise UserError(f"{self.name}: {len(seeds)} seeds for {self.batch_size} environments; expected as many.")
         envpool = self._import()
         options = {"num_envs": self.batch_size, "seed": [int(seed) for seed in seeds], "num_threads": self.num_threads}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # gymnasium on the precision of bounds
-            pool = envpool.make(self.task, env_type="gymnasium", **options, **self._options())
-        return _EnvpoolBatch(pool, self)
+        return _EnvpoolBatch(envpool.make(self.task, env_type="gymnasium", **options, **self._options()), self)
 
     def _options(self) -> dict[str, Any]:
-        if "-v5" not in self.task:
+        if not self.is_atari:
             return {}
         atari = self.atari
         return {
@@ -129,9 +129,7 @@ class Envpool:
         }
 
     def _envpool_spec(self) -> Any:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            return self._import().make_spec(self.task, **self._options())
+        return self._import().make_spec(self.task, **self._options())
 
     def _known(self) -> None:
         tasks = self._import().list_all_envs()
@@ -144,6 +142,8 @@ class Envpool:
             import envpool
         except ImportError as error:
             raise missing("envpool", error) from error
+        # For good, not for a while: restoring filters is not safe while other threads do the same.
+        warnings.filterwarnings("ignore", ".*precision lowered by casting", UserWarning)
         return envpool
 
 

@@ -151,6 +151,26 @@ def _compiled(batch: Batch) -> tuple[Any, Any]:
     return _CACHE[batch]
 
 
-def on_host(env: Any, batch_size: int = 64) -> OnHost:
-    """`env` (an environment or a `Batch` of one) as a host environment with `batch_size` per actor thread."""
-    return OnHost(env, batch_size)
+def is_host(env: Any) -> bool:
+    """Whether `env` is a host environment (a recipe with `start`), rather than one that can be compiled."""
+    return callable(getattr(env, "start", None)) and hasattr(env, "batch_size")
+
+
+def on_host(env: Any, batch_size: int = 64) -> Any:
+    """`env` as a host environment with `batch_size` environments per actor thread.
+
+    Args:
+      env: a host environment, which is returned with this batch size; an environment that can be compiled; or a
+        `Batch` of one.
+      batch_size: B.
+    """
+    if not is_host(env):
+        return OnHost(env, batch_size)
+    if dataclasses.is_dataclass(env):
+        return dataclasses.replace(env, batch_size=batch_size)  # type: ignore
+    if env.batch_size != batch_size:
+        raise UserError(
+            f"{env.spec.name} has batches of {env.batch_size}, expected {batch_size}; make it a dataclass with a "
+            "field batch_size, or ask for the same number."
+        )
+    return env

@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from podracer.envs.envpool import CLASSIC_ATARI, Atari, Envpool
+from podracer.envs.atari_protocol import CLASSIC_ATARI, Atari
+from podracer.envs.envpool import Envpool
 from podracer.envs.host import ResetTracker
 from podracer.errors import UserError
 

@@ -1,5 +1,6 @@
 """Environments by name, and from a file of the user's own."""
 
+import dataclasses
 import re
 import subprocess
 import sys
@@ -9,6 +10,8 @@ import jax
 import pytest
 
 from podracer import envs, plugins
+from podracer.envs.atari_protocol import CLASSIC_ATARI, Atari
+from podracer.envs.envpool import GAMES
 from podracer.errors import UserError
 
 GOOD = """
@@ -51,6 +54,39 @@ def test_minatar_is_an_alias(game):
     assert envs.make(f"minatar/{game}") == envs.Gymnax(f"{game}-MinAtar")
 
 
+def test_host_environments_by_name_and_their_options():
+    pong = envs.make("atari/Pong", protocol="classic", sticky_actions=0.1, num_threads=2)
+    assert pong.spec.name == "atari/Pong" and pong.spec.frame_skip == 4
+    assert pong.atari == dataclasses.replace(CLASSIC_ATARI, sticky_actions=0.1) and pong.num_threads == 2
+    assert envs.make("atari/Pong").atari == Atari()
+    cartpole = envs.make("envpool/CartPole-v1", num_threads=1)
+    assert cartpole == envs.Envpool("CartPole-v1", num_threads=1) and cartpole.spec.name == "envpool/CartPole-v1"
+    assert envs.is_host(pong) and envs.is_host(cartpole) and not envs.is_host(envs.Catch())
+    assert not envs.is_host(envs.Batch(envs.Catch()))
+    assert {"atari/GAME", "envpool/TASK"} <= {name for name, _ in envs.names()}
+
+
+def test_batch_sizes_are_set_by_the_run():
+    assert envs.on_host(envs.make("atari/Pong"), 3).batch_size == 3
+    assert envs.on_host(envs.Catch(), 5) == envs.on_host(envs.on_host(envs.Catch(), 2), 5)
+    with pytest.raises(UserError, match="batch_size is no option of atari/Pong but a setting of the run"):
+        envs.make("atari/Pong", batch_size=3)
+
+
+def test_the_list_of_games_is_that_of_envpool():
+    envpool = pytest.importorskip("envpool")
+    known = set(envpool.list_all_envs())
+    assert {f"{game}-v5" for game in GAMES} <= known
+    rest = {task for task in known if task.endswith("-v5")} - {f"{game}-v5" for game in GAMES}
+    assert not [task for task in rest if "repeat_action_probability" in envpool.make_spec(task).config._fields]
+
+
+def test_a_host_environment_cannot_be_compiled():
+    assert envs.jittable(envs.Catch()) == envs.Catch()
+    with pytest.raises(UserError, match=r"atari/Pong runs on the host; use: podracer train sebulba --env atari/Pong"):
+        envs.jittable(envs.make("atari/Pong"))
+
+
 def test_every_name_has_one_line():
     listed = envs.names()
     assert len({name for name, _ in listed}) == len(listed)
@@ -67,6 +103,11 @@ def test_every_name_has_one_line():
         ("Catch", "Did you mean 'catch'"),
         ("brx/ant", "Did you mean 'brax/ant'"),
         ("minatar/breakot", "Did you mean"),
+        ("atari/Pongg", "unknown environment 'atari/Pongg'. Did you mean 'atari/Pong'"),
+        ("atari/breakout", "Did you mean 'atari/Breakout'"),
+        ("atri/Pong", "Did you mean 'atari/Pong'"),
+        ("envpool/Pong-v5", "envpool/Pong-v5 is an Atari game; write atari/Pong"),
+        ("envpool/CartPol-v1", "Did you mean 'CartPole-v1'"),
         ("zzzzzz", "unknown environment 'zzzzzz'. List them"),
     ],
 )
@@ -78,6 +119,26 @@ def test_unknown_names_suggest_a_known_one(name, message):
 def test_unknown_options_suggest_a_known_one():
     with pytest.raises(UserError, match=r"catch has no option 'row'. Did you mean 'rows'\? It has: rows, columns"):
         envs.make("catch", row=3)
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        (
+            "atari/Pong",
+            {"sticky_action": 0.1},
+            r"atari/Pong has no option 'sticky_action'. Did you mean 'sticky_actions'\? It has: pro",
+        ),
+        ("atari/Pong", {"protocol": "clasic"}, "unknown protocol 'clasic'. Did you mean 'classic'"),
+        ("atari/Pong", {"sticky_actions": "often"}, "sticky_actions is 'often'; expected a number"),
+        ("atari/Pong", {"full_actions": 1}, "full_actions is 1; expected True or False"),
+        ("atari/Pong", {"stack": 1.5}, "stack is 1.5; expected a whole number"),
+        ("envpool/CartPole-v1", {"threads": 1}, "has no option 'threads'. It has: num_threads"),
+    ],
+)
+def test_wrong_options_of_host_environments(name, options, message):
+    with pytest.raises(UserError, match=message):
+        envs.make(name, **options)
 
 
 def test_a_class_a_function_and_an_instance_in_a_file(write):
@@ -121,6 +182,7 @@ def test_a_changed_file_is_read_again(write):
             "from podracer import envs\ndef Env():\n    return envs.make('ctch')\n",
             "mine.py:3: unknown environment 'ctch'",
         ),
+        ("class Env:\n    spec = 1\n    def start(self, seeds): ...\n", "gives a Env without batch_size"),
         ("Enw = 3\n", "unknown object 'Env'. Did you mean 'Enw'"),
         ("Env = 3\n", "mine.py:Env gives a int without spec and reset and step"),
         ("class Env:\n    spec = 1\n    def reset(self, key): ...\n", "gives a Env without step"),
@@ -165,7 +227,7 @@ def test_importing_is_light():
 import sys
 import podracer.envs
 assert podracer.envs.names()
-loaded = {"gymnax", "brax", "jumanji", "pgx", "gymnasium", "matplotlib"} & set(sys.modules)
+loaded = {"gymnax", "brax", "jumanji", "pgx", "gymnasium", "envpool", "matplotlib"} & set(sys.modules)
 assert not loaded, loaded
 from jax._src import xla_bridge
 assert not xla_bridge._backends, "a device was queried"

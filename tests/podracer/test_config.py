@@ -33,6 +33,9 @@ ENVS = {
     "gymnax/CartPole-v1, options": envs.make("gymnax/CartPole-v1", max_steps_in_episode=33),
     "pgx/tic_tac_toe": envs.make("pgx/tic_tac_toe"),
     "pgx/tic_tac_toe, self": envs.make("pgx/tic_tac_toe", opponent="self"),
+    "atari/Pong": envs.make("atari/Pong"),
+    "atari/Pong, options": envs.make("atari/Pong", protocol="classic", stack=2, num_threads=3),
+    "envpool/CartPole-v1": envs.make("envpool/CartPole-v1", num_threads=1),
 }
 
 
@@ -68,6 +71,16 @@ def test_every_environment_comes_back_with_its_options(name):
     assert recipe is not None
     _, again = config.build(through_json(recipe))
     assert again == env and again.spec == env.spec
+
+
+def test_batch_sizes_on_the_host_are_not_kept():
+    """They are settings of the run; a compiled environment on the host comes back as what it was."""
+    env = envs.make("envpool/CartPole-v1")
+    recipe = config.describe(make("a2c", "mlp", env), envs.on_host(env, 7))
+    assert recipe is not None and recipe.env_options == {}
+    recipe = config.describe(make("a2c", "mlp", envs.Catch()), envs.on_host(envs.Catch(rows=6), 7))
+    assert recipe is not None and recipe.env_options == {"rows": 6}
+    assert envs.on_host(config.build(through_json(recipe))[1], 7) == envs.on_host(envs.Catch(rows=6), 7)
 
 
 @dataclasses.dataclass(frozen=True)
