@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime
 import importlib.metadata
+import math
 import pathlib
 import platform
 import signal
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 
 from podracer import config, mesh
 from podracer.errors import UserError
-from podracer.sinks import JsonLines, Sink, TensorBoard, WeightsAndBiases, import_wandb
+from podracer.scoring import ScoredRun
+from podracer.sinks import JsonLines, Sink, TensorBoard, Terminal, WeightsAndBiases, import_wandb
 
 PACKAGES = ("podracer", "jax", "jaxlib", "flax", "optax", "rlax", "orbax-checkpoint", "numpy", "gymnax")
 
@@ -115,15 +118,43 @@ def check_sinks(directory: pathlib.Path | None, tensorboard: bool, wandb: bool) 
         import_wandb()
 
 
-def default_sinks(directory: pathlib.Path | None, tensorboard: bool, wandb: bool, steps: int = 0) -> Iterator[Sink]:
-    """The files of a run directory, and what else was asked for, for a run that goes on after `steps`."""
-    if directory is None:
+@contextlib.contextmanager
+def open_sinks(
+    run: ScoredRun, given: Sequence[Sink] | None, total_steps: int, members: int = 1
+) -> Iterator[tuple[list[Sink], Callable[[str], None]]]:
+    """`(sinks, note)`: the files of the run directory beside the `given` sinks, or a terminal where None are given.
+
+    `note(text)` says a line in the terminal. All sinks are closed at the end.
+    """
+    terminal = None
+    if given is None:
+        terminal = Terminal(total_steps, f"{run.agent.name} on {run.env_name}", members)
+    with contextlib.ExitStack() as stack:
+        sinks: list[Sink] = []
+        for sink in (*(given or ()), *([terminal] if terminal else []), *_default_sinks(run)):
+            stack.callback(sink.close)
+            sinks.append(sink)
+        yield sinks, terminal.note if terminal else lambda text: None
+
+
+def _default_sinks(run: ScoredRun) -> Iterator[Sink]:
+    """The files of a run directory, and what else was asked for, for a run that goes on after `run.steps`."""
+    if run.directory is None:
         return
-    yield JsonLines(directory / "metrics.jsonl")
-    if tensorboard:
-        yield TensorBoard(directory / "tensorboard", steps)
-    if wandb:
-        yield WeightsAndBiases(directory, config.read(directory))
+    yield JsonLines(run.directory / "metrics.jsonl")
+    if run.settings.tensorboard:
+        yield TensorBoard(run.directory / "tensorboard", run.steps)
+    if run.settings.wandb:
+        yield WeightsAndBiases(run.directory, config.read(run.directory))
+
+
+def memory_of(compiled: Any) -> str:
+    """Estimated memory of a compiled program, in words."""
+    analysis = compiled.memory_analysis()
+    if analysis is None:
+        return "an unknown amount of memory"
+    used = analysis.argument_size_in_bytes + analysis.temp_size_in_bytes + analysis.output_size_in_bytes
+    return f"{max(math.ceil((used - analysis.alias_size_in_bytes) / 1e6), 1):,} MB"
 
 
 def environment_facts(cores: Any) -> dict[str, Any]:
