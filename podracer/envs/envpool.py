@@ -126,6 +126,8 @@ class Envpool:
             "max_episode_steps": atari.max_episode_frames // atari.frame_skip,
             "frame_skip": atari.frame_skip,
             "stack_num": atari.stack,
+            "img_height": atari.image_size,
+            "img_width": atari.image_size,
         }
 
     def _envpool_spec(self) -> Any:

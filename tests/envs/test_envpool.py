@@ -90,10 +90,20 @@ def test_a_cut_game_with_lives_left_closes_the_score_and_keeps_the_value():
     batch.close()
 
 
+def test_frames_have_the_size_that_was_asked_for():
+    recipe = Envpool("Pong-v5", 2, Atari(image_size=42, stack=2), 1)
+    assert recipe.spec.observation.shape == (2, 42, 42)
+    batch = recipe.start([1, 2])
+    assert batch.reset().timestep.observation.shape == (2, 2, 42, 42)
+    batch.close()
+
+
 def test_bad_tasks_and_limits_are_refused():
     with pytest.raises(UserError, match="Did you mean 'Pong-v5'"):
         Envpool("Pongg-v5")
     with pytest.raises(UserError, match="multiple of frame_skip"):
         Atari(max_episode_frames=1001)
+    with pytest.raises(UserError, match="image_size"):
+        Atari(image_size=0)
     with pytest.raises(UserError, match="3 seeds for 4 environments"):
         Envpool("CartPole-v1", 4).start([1, 2, 3])
