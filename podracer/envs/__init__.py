@@ -7,13 +7,14 @@ from collections.abc import Callable
 from typing import Any
 
 from podracer import plugins
-from podracer.envs import api, brax, envpool, gymnax, jumanji, pgx
+from podracer.envs import api, brax, envpool, gymnasium, gymnax, jumanji, pgx
 from podracer.envs.batch import Batch, TimeLimit
 from podracer.envs.brax import Brax
 from podracer.envs.cartpole import CartPole
 from podracer.envs.catch import Catch
 from podracer.envs.envpool import Envpool
 from podracer.envs.gridworld import GridWorld
+from podracer.envs.gymnasium import Gymnasium
 from podracer.envs.gymnax import Gymnax
 from podracer.envs.host import is_host, on_host
 from podracer.envs.jumanji import Jumanji
@@ -28,6 +29,7 @@ __all__ = [
     "Catch",
     "Envpool",
     "GridWorld",
+    "Gymnasium",
     "Gymnax",
     "Jumanji",
     "MemoryChain",
@@ -69,12 +71,8 @@ _HOST_FAMILIES: dict[str, tuple[Callable[..., Any], str, tuple[str, ...], str]] 
         envpool.GAMES,
         f"{len(envpool.GAMES)} Atari games such as atari/Pong (envpool, on the host); protocol='machado' or 'classic'",
     ),
-    "envpool": (
-        envpool.task,
-        "TASK",
-        ("CartPole-v1",),
-        "any task of envpool, such as envpool/CartPole-v1",
-    ),
+    "envpool": (envpool.task, "TASK", ("CartPole-v1",), "any task of envpool, such as envpool/CartPole-v1"),
+    "gymnasium": (gymnasium.make, "ID", ("CartPole-v1",), "any environment of Gymnasium, as gymnasium/CartPole-v1"),
 }
 
 

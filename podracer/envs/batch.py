@@ -181,16 +181,19 @@ def _check_observation(spec: api.Spec, observation: Any) -> None:
             )
 
 
-def to_environment(spec: api.Action, action: Any) -> Any:
-    """From the agent's units to the environment's: bounded continuous actions go from [-1, 1] to [low, high]."""
+def to_environment(spec: api.Action, action: Any, xp: Any = jnp) -> Any:
+    """From the agent's units to the environment's: bounded continuous actions go from [-1, 1] to [low, high].
+
+    `xp` is `numpy` for environments on the host.
+    """
     if not isinstance(spec, api.Continuous):
         return action
     low, high = np.asarray(spec.low, np.float32), np.asarray(spec.high, np.float32)
     bounded = np.isfinite(low) & np.isfinite(high)
     middle = np.where(bounded, (np.where(bounded, low, 0) + np.where(bounded, high, 0)) / 2, 0)
     scale = np.where(bounded, (np.where(bounded, high, 0) - np.where(bounded, low, 0)) / 2, 1)
-    middle, scale, low, high = (jnp.broadcast_to(each, action.shape) for each in (middle, scale, low, high))
-    return jnp.clip(middle + scale * action, low, high).astype(jnp.float32)
+    middle, scale, low, high = (xp.broadcast_to(each, action.shape) for each in (middle, scale, low, high))
+    return xp.clip(middle + scale * action, low, high).astype(np.float32)
 
 
 class TimeLimitState(NamedTuple):

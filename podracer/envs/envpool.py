@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 
 from podracer.envs import api
-from podracer.envs.adapting import missing
+from podracer.envs.adapting import continuous, missing
 from podracer.envs.atari_protocol import Atari, options
+from podracer.envs.batch import to_environment
 from podracer.envs.host import HostStep, ResetTracker
 from podracer.errors import UserError, check_number, unknown
 
@@ -96,8 +97,7 @@ class Envpool:
         if hasattr(action, "n"):
             ours: Any = api.Discrete(int(action.n))
         else:
-            low, high = np.ravel(action.low), np.ravel(action.high)
-            ours = api.Continuous(tuple(map(float, low)), tuple(map(float, high)))
+            ours = continuous(action.low, action.high, action.shape)
         skip = self.atari.frame_skip if self.is_atari else 1
         limit = int(found.config.max_episode_steps)
         return api.Spec(self.name, observation, ours, truncates=True, max_episode_steps=limit, frame_skip=skip)
@@ -187,8 +187,7 @@ class _EnvpoolBatch:
     def _action(self, action: np.ndarray) -> np.ndarray:
         if self._continuous is None:
             return np.asarray(action, np.int32)
-        low, high = np.asarray(self._continuous.low), np.asarray(self._continuous.high)
-        return np.clip((low + high) / 2 + (high - low) / 2 * action, low, high).astype(np.float32)
+        return to_environment(self._continuous, np.asarray(action), np)
 
     def _check(self, observation: np.ndarray) -> np.ndarray:
         if observation.shape != self._shape:

@@ -36,6 +36,7 @@ ENVS = {
     "atari/Pong": envs.make("atari/Pong"),
     "atari/Pong, options": envs.make("atari/Pong", protocol="classic", stack=2, num_threads=3),
     "envpool/CartPole-v1": envs.make("envpool/CartPole-v1", num_threads=1),
+    "gymnasium/CartPole-v1": envs.make("gymnasium/CartPole-v1", vectorization="async", max_episode_steps=9),
 }
 
 
