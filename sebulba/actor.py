@@ -11,6 +11,7 @@ learner core.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -121,8 +122,8 @@ class Actor:
         self._last: HostStep | None = None
         self._rollouts = 0
 
-    def rollout(self, version: int, params: Any, beat: Any) -> Rollout:
-        """T decisions with these params."""
+    def rollout(self, version: int, params: Any, go_on: Callable[[str], None]) -> Rollout:
+        """T decisions with these params. `go_on` is called at each, and raises where the run is being stopped."""
         waits = dict.fromkeys(("environment", "inference", "transfer"), 0.0)
         clock = time.perf_counter()
 
@@ -140,7 +141,7 @@ class Actor:
         outputs = []
         lap("environment")
         for number in range(self._unroll_length):
-            beat("acting")
+            go_on("acting")
             output, self._actor_state = self._programs.act(
                 params, self._actor_state, observations[-1], flags[-1], key, np.uint32(number)
             )

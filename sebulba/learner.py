@@ -35,17 +35,27 @@ class Learner:
         specs = (STATE, [TRAJECTORY] * num_trajectories, mesh.REPLICATED, mesh.REPLICATED)
         call = mesh.over_cores(self._call, cores, specs, (STATE, mesh.REPLICATED))
         self._update = jax.jit(call, donate_argnums=0)
-        self._key = jax.device_put(key, self._replicated)
-        self.state: LearnerState = self._init(jax.random.split(key, 3)[0])
+        learner_key, _, run_key = jax.random.split(key, 3)
+        self._key = jax.device_put(run_key, self._replicated)
+        self.state: LearnerState = self._init(learner_key)
         self.updates = 0
+        self._compiled: Any = None
 
     def update(self, batches: list[list[Trajectory]]) -> dict[str, jax.Array]:
         """One update. `batches`: per trajectory, its part on each learner core; returns metrics [splits]."""
-        trajectories = [self._global(shards) for shards in batches]
-        number = jax.device_put(jnp.uint32(self.updates), self._replicated)
-        self.state, metrics = self._update(self.state, trajectories, self._key, number)
+        update = self._compiled or self._update
+        self.state, metrics = update(self.state, *self._inputs(batches))
         self.updates += 1
         return metrics
+
+    def compile(self, batches: list[list[Trajectory]]) -> Any:
+        """Compile the update for batches like these; its `memory_analysis()` tells what it needs."""
+        self._compiled = self._update.lower(self.state, *self._inputs(batches)).compile()
+        return self._compiled
+
+    def _inputs(self, batches: list[list[Trajectory]]) -> tuple[Any, ...]:
+        number = jax.device_put(jnp.uint32(self.updates), self._replicated)
+        return [self._global(shards) for shards in batches], self._key, number
 
     def _global(self, shards: list[Trajectory]) -> Trajectory:
         """One array over all learner cores from the parts that lie on them; nothing moves."""

@@ -22,12 +22,13 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from podracer.envs.host import HostEnvironment
-from podracer.errors import UserError, check_number
-from podracer.types import Agent
-from sebulba.actor import Actor, ActorPrograms, Episode, Rollout
+from podracer.errors import UserError, check_divides, check_number
+from podracer.types import Agent, TimeStep, Trajectory
+from sebulba.actor import Actor, ActorPrograms, Episode, Rollout, pack
 from sebulba.learner import Learner
 from sebulba.params import ParamStore
 from sebulba.queue import Queue
@@ -69,8 +70,9 @@ class Update(NamedTuple):
     """What the learner says after each update."""
 
     number: int  # updates so far
-    steps: int  # decisions consumed so far, by this host
-    metrics: dict[str, Any]  # means over the learner steps of this update
+    steps: int  # decisions learned from so far, over all hosts
+    acted: int  # decisions of this run's actor threads so far, on this host; those on their way or dropped included
+    metrics: dict[str, float]  # means over the learner steps of this update
     episodes: list[Episode]
     lags: list[int]  # of the trajectories consumed
     dropped: int  # trajectories too old, so far
@@ -115,16 +117,68 @@ class Sebulba:
         self.learner = Learner(agent, topology.learner_mesh, count, learner_splits, self._key)
         self._programs = ActorPrograms(agent, len(topology.learner_cores))
         self._store = ParamStore(topology.actor_cores, lag.updates + 1, self.supervisor)
-        self.steps_per_update = count * unroll_length * env.batch_size
+        self._rollout_steps = unroll_length * env.batch_size
+        self.steps_per_update = count * self._rollout_steps * jax.process_count()  # over all hosts
+        self._num_trajectories, self._splits = count, learner_splits
         self._dropped = self._first_version = 0
+        self._rollouts = [0] * topology.num_threads
+        check_divides("batch_size per learner core", self._learner_batch, "learner_splits", learner_splits)
 
-    def run(self, num_updates: int, on_update: Callable[[Update], bool], restarts: int = 0) -> None:
+    @property
+    def _learner_batch(self) -> int:
+        """Environments whose trajectories each learner core gets."""
+        return self._num_trajectories * self.env.batch_size // len(self.topology.learner_cores)
+
+    def check(self) -> None:
+        """Trace agent and learner without compiling: mistakes in an agent or its environment show here."""
+        size = self._learner_batch // self._splits
+        key = jax.random.key(0)
+
+        def update(observation):
+            state = self.agent.initial_learner_state(key)
+            actor_state = self.agent.initial_actor_state(size)
+            timestep = _start(observation, size)
+            output, _ = self.agent.actor_step(state.params, actor_state, timestep, key)
+            repeat = lambda tree, times: jax.tree.map(lambda leaf: jnp.stack([leaf] * times), tree)
+            times = self.unroll_length
+            trajectory = Trajectory(repeat(timestep, times + 1), repeat(output, times), actor_state)
+            return self.agent.learner_step(state, trajectory, key, None)
+
+        jax.eval_shape(update, _zeros(self.env.spec.observation, size))
+
+    def compile(self) -> Any:
+        """Compile all programs, by acting on zeros once on every actor core; returns the compiled update."""
+        size, times = self.env.batch_size, self.unroll_length
+        self._publish()
+        shards = None
+        for core in self.topology.actor_cores:
+            _, params = self._store.get(core)
+            key = jax.device_put(jax.random.fold_in(self._key, 0), core)
+            before = jax.device_put(self.agent.initial_actor_state(size), core)
+            timestep = _start(jax.device_put(_zeros(self.env.spec.observation, size), core), size)
+            output, state = self._programs.act(params, before, timestep.observation, pack(timestep), key, np.uint32(0))
+            output, _ = self._programs.act(params, state, timestep.observation, pack(timestep), key, np.uint32(0))
+            observations, flags = [timestep.observation] * (times + 1), np.stack([pack(timestep)] * (times + 1))
+            parts = self._programs.collect(observations, flags, [output] * times, before)
+            shards = [jax.device_put(part, to) for part, to in zip(parts, self.topology.learner_cores, strict=True)]
+        return self.learner.compile([shards] * self._num_trajectories)
+
+    def run(
+        self,
+        num_updates: int,
+        on_update: Callable[[Update], bool],
+        restarts: int = 0,
+        interrupted: Callable[[], bool] = lambda: False,
+    ) -> None:
         """Train until `num_updates` updates have been made, or `on_update` (called in the learner thread) says stop.
+
+        However it ends, no thread is left and `learner.state` is that after a whole update. It runs once.
 
         Args:
           num_updates: counted from the beginning of the run.
           on_update: gets each `Update`; returns True to stop.
           restarts: how often this run was resumed; start states are then new ones.
+          interrupted: asked often, in this thread; True stops all threads.
 
         Raises:
           the first exception of any thread.
@@ -144,19 +198,19 @@ class Sebulba:
             for i, device in enumerate(devices):
                 key = jax.random.fold_in(jax.random.fold_in(self._key, 2**20 + restarts), jax.process_index())
                 key = jax.random.fold_in(key, i)
-                arguments = (device, queues[i], key, seeds[i], num_updates)
+                arguments = (i, device, queues[i], key, seeds[i], num_updates)
                 supervisor.start(f"actor-{i}", lambda arguments=arguments: self._act(*arguments))
             supervisor.start("learner", learn)
-            while not supervisor.stopping.is_set():
+            while not supervisor.stopping.is_set() and not interrupted():
                 supervisor.check()
                 time.sleep(0.02)
         finally:
             supervisor.join()
         supervisor.check()
 
-    def _act(self, device: Any, queue: Queue, key: jax.Array, seeds: list[int], num_updates: int) -> None:
+    def _act(self, thread: int, device: Any, queue: Queue, key: jax.Array, seeds: list[int], num_updates: int) -> None:
         """The body of an actor thread."""
-        beat, first = self.supervisor.beat, self._first_version
+        first = self._first_version
         actor = Actor(
             self.agent, self.env, self._programs, device, self.topology.learner_cores, self.unroll_length, key, seeds
         )
@@ -166,7 +220,8 @@ class Sebulba:
                 oldest = max(first, number // self.accumulate - self.lag.updates)
                 version, params = self._store.get(device, oldest if self.lag.fixed else None, oldest)
                 waited = time.perf_counter() - began
-                rollout = actor.rollout(version, params, beat)
+                rollout = actor.rollout(version, params, self.supervisor.go_on)
+                self._rollouts[thread] += 1
                 rollout.waits["params"] = waited
                 began = time.perf_counter()
                 queue.put(rollout)
@@ -192,10 +247,14 @@ class Sebulba:
             names = {name for rollout in rollouts for name in rollout.waits}
             waits |= {name: float(np.mean([r.waits.get(name, 0.0) for r in rollouts])) for name in sorted(names)}
             means = {name: float(np.mean(values)) for name, values in metrics.items()}
-            means["nonfinite_updates"] = float(np.sum(metrics.get("nonfinite_updates", 0.0)))
+            # An agent that does not say itself which steps it left out shows them in its other numbers.
+            skipped = metrics.get("nonfinite_updates", sum(~np.isfinite(values) for values in metrics.values()))
+            means["nonfinite_updates"] = float(np.sum(skipped))
             episodes = [episode for rollout in rollouts for episode in rollout.episodes]
-            steps = self.learner.updates * self.steps_per_update
-            if on_update(Update(self.learner.updates, steps, means, episodes, lags, self._dropped, waits)):
+            acted = sum(self._rollouts) * self._rollout_steps
+            number = self.learner.updates
+            steps = number * self.steps_per_update
+            if on_update(Update(number, steps, acted, means, episodes, lags, self._dropped, waits)):
                 return
 
     def _take(self, queue: Queue) -> Rollout:
@@ -208,6 +267,17 @@ class Sebulba:
 
     def _publish(self) -> None:
         self._store.publish(self.learner.updates, self.learner.state.params)
+
+
+def _zeros(spec: Any, batch_size: int) -> Any:
+    """Observations [B, ...] of a spec; action masks allow everything."""
+    return jax.tree.map(lambda leaf: np.full((batch_size, *leaf.shape), leaf.dtype == bool, leaf.dtype), spec)
+
+
+def _start(observation: Any, batch_size: int) -> TimeStep:
+    """The time step of a first reset."""
+    ones = np.ones(batch_size, np.float32)
+    return TimeStep(observation, 0 * ones, ones, ones > 0, ones < 0)
 
 
 def environment_seeds(seed: int, restarts: int, host: int, num_threads: int, batch_size: int) -> list[list[int]]:

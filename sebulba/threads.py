@@ -64,9 +64,19 @@ class Supervisor:
             self._error = self._error or error
         self.stopping.set()
 
-    def beat(self, doing: str, name: str | None = None) -> None:
-        """This thread lives, and is doing this."""
-        self._beats[name or threading.current_thread().name] = (time.monotonic(), doing)
+    def beat(self, doing: str, name: str | None = None, patience_s: float = 0.0) -> None:
+        """This thread lives, and is doing this; it may be silent for `patience_s` longer than others."""
+        self._beats[name or threading.current_thread().name] = (time.monotonic() + patience_s, doing)
+
+    def go_on(self, doing: str) -> None:
+        """A beat of a thread that works for long.
+
+        Raises:
+          Stopped: the run is being stopped.
+        """
+        if self.stopping.is_set():
+            raise Stopped
+        self.beat(doing)
 
     def wait(self, condition: threading.Condition, ready: Callable[[], bool], doing: str) -> None:
         """Wait, holding `condition`, until `ready()`.
