@@ -7,7 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from podracer import plugins
-from podracer.envs import api, brax, envpool, gymnasium, gymnax, jumanji, pgx
+from podracer.envs import ale, api, brax, envpool, gymnasium, gymnax, jumanji, pgx
+from podracer.envs.ale import Ale
 from podracer.envs.batch import Batch, TimeLimit
 from podracer.envs.brax import Brax
 from podracer.envs.cartpole import CartPole
@@ -23,6 +24,7 @@ from podracer.envs.pgx import Pgx
 from podracer.errors import UserError, closest, unknown
 
 __all__ = [
+    "Ale",
     "Batch",
     "Brax",
     "CartPole",
@@ -71,6 +73,7 @@ _HOST_FAMILIES: dict[str, tuple[Callable[..., Any], str, tuple[str, ...], str]] 
         envpool.GAMES,
         f"{len(envpool.GAMES)} Atari games such as atari/Pong (envpool, on the host); protocol='machado' or 'classic'",
     ),
+    "ale": (ale.make, "GAME", ("Pong",), "the same games in ale-py's own vector environment, such as ale/Pong"),
     "envpool": (envpool.task, "TASK", ("CartPole-v1",), "any task of envpool, such as envpool/CartPole-v1"),
     "gymnasium": (gymnasium.make, "ID", ("CartPole-v1",), "any environment of Gymnasium, as gymnasium/CartPole-v1"),
 }

@@ -13,12 +13,12 @@ import warnings
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
-from podracer.envs import api
-from podracer.envs.adapting import continuous, missing
+from podracer.envs import api, gymnasium
+from podracer.envs.adapting import missing
 from podracer.envs.atari_protocol import Atari, options
-from podracer.envs.batch import to_environment
 from podracer.envs.host import HostStep, ResetTracker
 from podracer.errors import UserError, check_number, unknown
 
@@ -92,26 +92,26 @@ class Envpool:
     @functools.cached_property
     def spec(self) -> api.Spec:
         found = self._envpool_spec()
-        observation = api.Array(found.observation_space.shape, found.observation_space.dtype)
-        action = found.action_space
-        if hasattr(action, "n"):
-            ours: Any = api.Discrete(int(action.n))
-        else:
-            ours = continuous(action.low, action.high, action.shape)
+        observation = gymnasium.observations(self.name, found.observation_space).spec
+        action = gymnasium.actions(self.name, found.action_space).spec
         skip = self.atari.frame_skip if self.is_atari else 1
         limit = int(found.config.max_episode_steps)
-        return api.Spec(self.name, observation, ours, truncates=True, max_episode_steps=limit, frame_skip=skip)
+        return api.Spec(self.name, observation, action, truncates=True, max_episode_steps=limit, frame_skip=skip)
 
     @property
     def name(self) -> str:
         return f"atari/{self.task.removesuffix('-v5')}" if self.is_atari else f"envpool/{self.task}"
 
-    def start(self, seeds: Sequence[int]) -> _EnvpoolBatch:
+    def start(self, seeds: Sequence[int], **more: Any) -> _EnvpoolBatch:
         if len(seeds) != self.batch_size:
             raise UserError(f"{self.name}: {len(seeds)} seeds for {self.batch_size} environments; expected as many.")
         envpool = self._import()
         options = {"num_envs": self.batch_size, "seed": [int(seed) for seed in seeds], "num_threads": self.num_threads}
-        return _EnvpoolBatch(envpool.make(self.task, env_type="gymnasium", **options, **self._options()), self)
+        return _EnvpoolBatch(envpool.make(self.task, env_type="gymnasium", **options, **self._options(), **more), self)
+
+    def start_drawn(self, seed: int) -> _EnvpoolBatch:
+        """A batch of one that can be drawn."""
+        return dataclasses.replace(self, batch_size=1, num_threads=1).start([seed], render_mode="rgb_array")
 
     def _options(self) -> dict[str, Any]:
         if not self.is_atari:
@@ -154,12 +154,14 @@ class _EnvpoolBatch:
 
     def __init__(self, pool: Any, recipe: Envpool):
         self._pool, self._recipe, self._atari = pool, recipe, recipe.is_atari
-        spec = recipe.spec
-        self._shape = (recipe.batch_size, *spec.observation.shape)
-        self._limit = spec.max_episode_steps
-        self._continuous = spec.action if isinstance(spec.action, api.Continuous) else None
-        self._tracker = ResetTracker(recipe.batch_size)
-        self._game_over = np.zeros(recipe.batch_size, bool)
+        size = recipe.batch_size
+        self._shapes = [(size, *leaf.shape) for leaf in jax.tree.leaves(recipe.spec.observation)]
+        self._limit = recipe.spec.max_episode_steps
+        self._observe = gymnasium.observations(recipe.name, pool.observation_space).convert
+        self._act = gymnasium.actions(recipe.name, pool.action_space).convert
+        self._discrete = not isinstance(recipe.spec.action, api.Continuous)
+        self._tracker = ResetTracker(size)
+        self._elapsed, self._game_over = np.zeros(size, np.int64), np.zeros(size, bool)
         self._started = False
 
     def reset(self) -> HostStep:
@@ -171,7 +173,10 @@ class _EnvpoolBatch:
         return HostStep(self._tracker.first(self._check(observation)), zeros, zeros.astype(bool))
 
     def step(self, action: np.ndarray) -> HostStep:
-        observation, reward, terminated, truncated, info = self._pool.step(self._action(action))
+        action = self._act(np.asarray(action))
+        observation, reward, terminated, truncated, info = self._pool.step(
+            action.astype(np.int32) if self._discrete else action
+        )
         score = np.asarray(info["reward"] if self._atari else reward, np.float32)
         learned = np.sign(reward) if self._atari and self._recipe.atari.clip_rewards else reward
         timestep = self._tracker.add(self._check(observation), learned, terminated, truncated)
@@ -179,20 +184,38 @@ class _EnvpoolBatch:
         if self._atari and self._recipe.atari.life_loss_ends:
             # `terminated` is also a lost life; the game itself says here whether it is over.
             over = (info["terminated"] != 0) | truncated
-        return HostStep(timestep, np.where(timestep.valid, score, 0).astype(np.float32), over & timestep.valid)
+        game_over = over & timestep.valid
+        self._check_steps(info["elapsed_step"], timestep.valid, game_over)
+        return HostStep(timestep, np.where(timestep.valid, score, 0).astype(np.float32), game_over)
+
+    def render(self) -> np.ndarray:
+        """uint8 [height, width, 3] of the first environment; only of a batch that was started to be drawn."""
+        return np.asarray(self._pool.render()[0])
 
     def close(self) -> None:
         self._pool.close()
 
-    def _action(self, action: np.ndarray) -> np.ndarray:
-        if self._continuous is None:
-            return np.asarray(action, np.int32)
-        return to_environment(self._continuous, np.asarray(action), np)
-
-    def _check(self, observation: np.ndarray) -> np.ndarray:
-        if observation.shape != self._shape:
+    def _check(self, observation: Any) -> Any:
+        observation = self._observe(observation)
+        shapes = [leaf.shape for leaf in jax.tree.leaves(observation)]
+        if shapes != self._shapes:
             raise UserError(
-                f"{self._recipe.name} returned observations of shape {observation.shape}; expected {self._shape}. "
+                f"{self._recipe.name} returned observations of shapes {shapes}; expected {self._shapes}. "
                 "Was a pool stepped twice at once?"
             )
         return observation
+
+    def _check_steps(self, elapsed: np.ndarray, valid: np.ndarray, game_over: np.ndarray) -> None:
+        """Our account of ends against envpool's count of steps: a reset that we do not know of would show here."""
+        # A reset starts the count anew, except that after a lost life the game and its count go on.
+        expected = np.where(valid, self._elapsed + 1, np.where(self._game_over, 0, self._elapsed))
+        late = (expected > self._limit) if self._limit else np.zeros_like(valid)
+        wrong = np.flatnonzero((elapsed != expected) | late)
+        if wrong.size:
+            where = int(wrong[0])
+            raise UserError(
+                f"{self._recipe.name}: environment {where} counts {int(elapsed[where])} steps of its game, expected "
+                f"{int(expected[where])} and at most {self._limit}: it ends games without saying so, or not at its "
+                "limit. Report it to envpool, or leave this task."
+            )
+        self._elapsed, self._game_over = expected, game_over

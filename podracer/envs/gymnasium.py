@@ -83,8 +83,8 @@ class Gymnasium:
             limit = None if made.spec is None else made.spec.max_episode_steps
             return api.Spec(
                 self.name,
-                _observation(self.name, made.observation_space).spec,
-                _action(self.name, made.action_space).spec,
+                observations(self.name, made.observation_space).spec,
+                actions(self.name, made.action_space).spec,
                 truncates=True,
                 max_episode_steps=limit,
             )
@@ -138,8 +138,8 @@ class _Batch:
         if used is not mode:
             self.close()
             raise UserError(f"{self._name} resets itself in mode {used}; expected {mode}. Remove what changes it.")
-        self._observe = _observation(self._name, self._vector.single_observation_space).convert
-        self._act = _action(self._name, self._vector.single_action_space).convert
+        self._observe = observations(self._name, self._vector.single_observation_space).convert
+        self._act = actions(self._name, self._vector.single_action_space).convert
         self._tracker = ResetTracker(len(seeds))
 
     def reset(self) -> HostStep:
@@ -174,55 +174,63 @@ class _Batch:
 
 
 @dataclasses.dataclass(frozen=True)
-class _Converter:
+class Converter:
     """A space in our words, and numpy batches of it translated."""
 
     spec: Any
     convert: Callable[[Any], Any]
 
 
-def _observation(name: str, space: Any, key: str = "") -> _Converter:
-    """Of Gymnasium's observations [B, ...]."""
+def observations(name: str, space: Any, key: str = "") -> Converter:
+    """What Gymnasium's observations [B, ...] are in our words.
+
+    Raises:
+      UserError: naming `name`, a space that has no equal here.
+    """
     spaces = _library().spaces
     if isinstance(space, spaces.Dict):
-        parts = {each: _observation(name, part, each) for each, part in space.spaces.items()}
+        parts = {each: observations(name, part, each) for each, part in space.spaces.items()}
         spec = {each: part.spec for each, part in parts.items()}
-        return _Converter(spec, lambda seen: {each: part.convert(seen[each]) for each, part in parts.items()})
+        return Converter(spec, lambda seen: {each: part.convert(seen[each]) for each, part in parts.items()})
     if isinstance(space, spaces.Tuple):
-        items = [_observation(name, part) for part in space.spaces]
+        items = [observations(name, part) for part in space.spaces]
         spec = tuple(item.spec for item in items)
-        return _Converter(spec, lambda seen: tuple(item.convert(one) for item, one in zip(items, seen, strict=True)))
+        return Converter(spec, lambda seen: tuple(item.convert(one) for item, one in zip(items, seen, strict=True)))
     if isinstance(space, spaces.Discrete):
         values = np.arange(space.start, space.start + space.n)
         spec = api.Array((int(space.n),))
-        return _Converter(spec, lambda seen: (np.asarray(seen)[:, None] == values).astype(np.float32))
+        return Converter(spec, lambda seen: (np.asarray(seen)[:, None] == values).astype(np.float32))
     if isinstance(space, spaces.Box | spaces.MultiBinary | spaces.MultiDiscrete):
         smaller = {"float64": np.float32, "int64": np.int32, "uint64": np.uint32}
         kind = np.dtype(bool if key == "action_mask" else smaller.get(space.dtype.name, space.dtype))
-        return _Converter(api.Array(tuple(space.shape), kind), lambda seen: np.asarray(seen, kind))
+        return Converter(api.Array(tuple(space.shape), kind), lambda seen: np.asarray(seen, kind))
     raise UserError(
         f"{name} has observations {space}; expected boxes, discrete ones, or dicts and tuples of them. "
         "Wrap the environment, for example with gymnasium.wrappers.FlattenObservation."
     )
 
 
-def _action(name: str, space: Any) -> _Converter:
-    """Of our actions [B, ...] to Gymnasium's."""
+def actions(name: str, space: Any) -> Converter:
+    """What our actions [B, ...] are in Gymnasium's.
+
+    Raises:
+      UserError: naming `name`, a space that has no equal here.
+    """
     spaces = _library().spaces
     if isinstance(space, spaces.Discrete):
-        return _Converter(api.Discrete(int(space.n)), lambda action: action.astype(space.dtype) + space.start)
+        return Converter(api.Discrete(int(space.n)), lambda action: action.astype(space.dtype) + space.start)
     if isinstance(space, spaces.MultiBinary) and len(space.shape) == 1:
-        return _Converter(api.MultiDiscrete((2,) * space.shape[0]), lambda action: action.astype(space.dtype))
+        return Converter(api.MultiDiscrete((2,) * space.shape[0]), lambda action: action.astype(space.dtype))
     if isinstance(space, spaces.MultiDiscrete) and len(space.shape) == 1:
         values = tuple(int(n) for n in space.nvec)
-        return _Converter(api.MultiDiscrete(values), lambda action: (action + space.start).astype(space.dtype))
+        return Converter(api.MultiDiscrete(values), lambda action: (action + space.start).astype(space.dtype))
     if isinstance(space, spaces.Box) and np.issubdtype(space.dtype, np.floating):
         ours = adapting.continuous(space.low, space.high, tuple(space.shape))
 
         def convert(action):
             return np.asarray(to_environment(ours, action, np)).reshape(-1, *space.shape).astype(space.dtype)
 
-        return _Converter(ours, convert)
+        return Converter(ours, convert)
     raise UserError(
         f"{name} has actions {space}; expected discrete ones or a box of floats. Wrap the environment, for example "
         "with gymnasium.wrappers.TransformAction."

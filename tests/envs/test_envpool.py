@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from podracer.envs import api
 from podracer.envs.atari_protocol import CLASSIC_ATARI, Atari
 from podracer.envs.envpool import Envpool
 from podracer.envs.host import ResetTracker
@@ -95,6 +96,43 @@ def test_frames_have_the_size_that_was_asked_for():
     assert recipe.spec.observation.shape == (2, 42, 42)
     batch = recipe.start([1, 2])
     assert batch.reset().timestep.observation.shape == (2, 2, 42, 42)
+    batch.close()
+
+
+def test_dicts_and_boxes_of_other_tasks():
+    """Observations of several parts, float64, bounded actions."""
+    grid = Envpool("MiniGrid-Empty-5x5-v0", 2, num_threads=1)
+    assert set(grid.spec.observation) == {"direction", "image", "mission"} and grid.spec.action.num_values == 7
+    batch = grid.start([1, 2])
+    seen = batch.reset().timestep.observation
+    assert seen["image"].shape == (2, 7, 7, 3) and seen["direction"].shape == (2, 4)
+    batch.step(np.array([0, 2], np.int32))
+    batch.close()
+    pendulum = Envpool("Pendulum-v1", 2, num_threads=1)
+    assert pendulum.spec.action == api.Continuous((-2.0,), (2.0,))
+    batch = pendulum.start([1, 2])
+    assert batch.reset().timestep.observation.dtype == np.float32
+    assert (batch.step(np.ones((2, 1), np.float32)).score < 0).all()
+    batch.close()
+
+
+def test_a_game_that_starts_anew_without_saying_so_is_reported():
+    """Or one that goes on beyond its limit."""
+    batch = Envpool("CartPole-v1", 2, num_threads=1).start([1, 2])
+    batch.reset()
+    batch._check_steps(np.array([1, 1]), np.ones(2, bool), np.zeros(2, bool))
+    with pytest.raises(UserError, match="envpool/CartPole-v1: environment 1 counts 0 steps of its game, expected 2"):
+        batch._check_steps(np.array([2, 0]), np.ones(2, bool), np.zeros(2, bool))
+    batch._limit = 1
+    with pytest.raises(UserError, match="environment 0 counts 2 steps of its game, expected 2 and at most 1"):
+        batch._check_steps(np.array([2, 2]), np.ones(2, bool), np.zeros(2, bool))
+    batch.close()
+
+
+def test_a_picture_of_a_game():
+    batch = Envpool("Pong-v5").start_drawn(1)
+    batch.reset()
+    assert batch.render().shape == (210, 160, 3) and batch.render().dtype == np.uint8
     batch.close()
 
 
