@@ -16,6 +16,7 @@ from podracer.envs.batch import Batch
 from podracer.envs.host import OnHost
 from podracer.errors import UserError, unknown
 from podracer.plugins import blame, is_reference, load_object
+from podracer.specs import features
 from podracer.types import Agent
 
 AGENTS: dict[str, Callable[..., Agent]] = {
@@ -24,7 +25,20 @@ AGENTS: dict[str, Callable[..., Agent]] = {
     "ppo": agents.ppo,
     "pqn": agents.pqn,
 }
-NETWORKS: dict[str, Any] = {"mlp": networks.mlp(), "lstm": networks.lstm(), "gru": networks.gru()}
+_TRUNKS: dict[str, Any] = {
+    "nature": networks.nature(),
+    "impala-shallow": networks.impala_shallow(),
+    "impala": networks.impala_resnet(),
+}
+NETWORKS: dict[str, Any] = {
+    "mlp": networks.mlp(),
+    "lstm": networks.lstm(),
+    "gru": networks.gru(),
+    **_TRUNKS,
+    # As large as in Espeholt et al. 2018.
+    **{f"{name}-lstm": networks.lstm(256, trunk) for name, trunk in _TRUNKS.items()},
+    **{f"{name}-gru": networks.gru(256, trunk) for name, trunk in _TRUNKS.items()},
+}
 
 NAME_A_FILE = "A file of yours works too: --{} path.py:Object."
 
@@ -64,6 +78,14 @@ def default_of(maker: Callable, parameter: str) -> Any:
     return None if found is None or found.default is inspect.Parameter.empty else found.default
 
 
+def default_network(maker: Callable, spec: Any) -> Any:
+    """The network of a maker that was given none: its own default, or `nature` for an mlp that would see pictures."""
+    found = default_of(maker, "network")
+    if isinstance(found, networks.mlp) and networks.pictures(features(spec.observation)):
+        return dataclasses.replace(networks.nature(), layer_norm=found.layer_norm)
+    return found
+
+
 def network_recipe(name: str) -> Any:
     """The network recipe behind a name or `path.py:Object`.
 
@@ -96,6 +118,8 @@ def make_agent(spec: Any, maker: Callable, config: Any = None, network: Any = No
     Raises:
       UserError: the maker does not return an Agent.
     """
+    if network is None and default_of(maker, "network") is not None:
+        network = default_network(maker, spec)
     given = {name: value for name, value in {"config": config, "network": network}.items() if value is not None}
     agent = maker(spec, **given)
     if not isinstance(agent, Agent):
@@ -146,8 +170,20 @@ def describe(agent: Agent, env: Any) -> Recipe | None:
 
 def network_name(recipe: Any) -> str | None:
     """The name of a built-in network recipe, whatever its settings; None for others."""
-    cell = getattr(recipe, "cell", None)
-    return next((n for n, r in NETWORKS.items() if type(r) is type(recipe) and getattr(r, "cell", None) == cell), None)
+    alike = [name for name, known in NETWORKS.items() if _alike(known, recipe)]
+    same_windows = [name for name in alike if _windows(NETWORKS[name]) == _windows(recipe)]
+    return next(iter(same_windows + alike), None)
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two recipes differ in settings only."""
+    if type(one) is not type(other):
+        return False
+    return not isinstance(one, networks.recurrent) or (one.cell == other.cell and _alike(one.trunk, other.trunk))
+
+
+def _windows(recipe: Any) -> Any:
+    return getattr(getattr(recipe, "trunk", recipe), "windows", None)
 
 
 def write(directory: pathlib.Path, content: dict[str, Any]) -> None:
@@ -247,5 +283,9 @@ def _replace(default: Any, changes: dict[str, Any], what: str) -> Any:
     for name, value in changes.items():
         if dataclasses.is_dataclass(fields[name]):
             value = _replace(fields[name], value, what)
-        values[name] = tuple(value) if isinstance(value, list) else value
+        values[name] = _tuples(value)
     return dataclasses.replace(default, **values)
+
+
+def _tuples(value: Any) -> Any:
+    return tuple(_tuples(each) for each in value) if isinstance(value, list) else value

@@ -130,8 +130,9 @@ class _Bridge:
 
     def _host(self, timestep: TimeStep) -> HostStep:
         timestep = jax.tree.map(np.asarray, timestep)
-        # Either reset mode closes an episode at the time step that starts the next one; the very first closes none.
-        return HostStep(timestep, np.where(timestep.valid, timestep.reward, 0), timestep.first & (self._steps > 0))
+        # Next-step mode says in its state that an episode is over; same-step mode by a first observation at once.
+        game_over = np.asarray(self._state.over) | (timestep.first & timestep.valid)
+        return HostStep(timestep, np.where(timestep.valid, timestep.reward, np.float32(0)), game_over)
 
 
 _CACHE: dict[Batch, tuple[Any, Any]] = {}

@@ -9,22 +9,35 @@ from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
+from podracer.errors import UserError
 from podracer.networks.initializers import orthogonal
 
 Activation = Literal["tanh", "relu", "swish", "gelu", "elu"]
 
 
+def floats(leaf: jax.Array) -> jax.Array:
+    """float32; bytes, which travel as they are, become numbers in [0, 1] here, on the core."""
+    return leaf.astype(jnp.float32) * (1.0 / 255.0 if leaf.dtype == jnp.uint8 else 1.0)
+
+
 def flatten(observation: Any) -> jax.Array:
     """All leaves of the observation side by side, float32 [N, size]."""
-    leaves = [leaf.reshape(leaf.shape[0], -1).astype(jnp.float32) for leaf in jax.tree.leaves(observation)]
+    leaves = [floats(leaf.reshape(leaf.shape[0], -1)) for leaf in jax.tree.leaves(observation)]
     return leaves[0] if len(leaves) == 1 else jnp.concatenate(leaves, -1)
 
 
 def flat_size(observation_spec: Any) -> int:
     """The size of `flatten`'s output."""
     return sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(observation_spec))
+
+
+def pictures(observation_spec: Any) -> list[Any]:
+    """The leaves that are pictures: bytes in three axes, 32 or more along two of them."""
+    leaves = jax.tree.leaves(observation_spec)
+    return [x for x in leaves if x.dtype == np.uint8 and len(x.shape) == 3 and sorted(x.shape)[1] >= 32]
 
 
 def linear(inputs: int, outputs: int, scale: float, rngs: nnx.Rngs) -> nnx.Linear:
@@ -67,6 +80,9 @@ class Mlp(nnx.Module):
     """Dense layers, each with an activation and optionally a layer norm before it."""
 
     def __init__(self, observation_spec: Any, config: mlp, rngs: nnx.Rngs):
+        seen = pictures(observation_spec)
+        if seen:
+            raise UserError(f"an mlp got pictures of shape {seen[0].shape}; choose --network nature or impala.")
         sizes = (flat_size(observation_spec), *config.hidden)
         pairs = list(itertools.pairwise(sizes))
         scale = math.sqrt(2.0)

@@ -61,7 +61,7 @@ class recurrent:  # a recipe reads as what it makes
     """Which cell."""
     size: int = 64
     """Units of the cell."""
-    trunk: mlp = mlp()
+    trunk: Any = mlp()
     """What the cell reads: any feed-forward recipe."""
 
     def __call__(self, observation_spec: Any, rngs: nnx.Rngs) -> Recurrent:

@@ -23,6 +23,14 @@ NETWORKS = {
     "lstm": networks.lstm(4, networks.mlp((8,))),
     "gru": networks.gru(3, networks.mlp((5,), "elu")),
 }
+CONVOLUTIONAL = {
+    "nature": networks.cnn((4, 8), ((5, 3), (3, 1)), 16),
+    "impala-shallow": networks.cnn((4, 8), ((8, 4), (4, 2)), 16),
+    "impala": networks.resnet((4, 8), 16, True),
+    "impala-lstm": networks.lstm(8, networks.resnet((4,))),
+    "nature-gru": networks.gru(8, networks.nature()),
+    "impala-shallow-lstm": networks.lstm(8, networks.impala_shallow()),
+}
 ENVS = {
     "catch": envs.Catch(rows=6),
     "gridworld": envs.GridWorld(),
@@ -64,11 +72,33 @@ def test_every_agent_with_every_network_comes_back_from_its_recipe(agent, networ
     assert config.describe(again, env_again) == recipe
 
 
+@pytest.mark.parametrize("network", list(CONVOLUTIONAL))
+def test_convolutional_networks_come_back_from_their_recipes(network):
+    """With windows of one's own, and under a cell."""
+    env = envs.make("atari/Pong")
+    agent = agents.impala(env.spec, network=CONVOLUTIONAL[network])
+    recipe = config.describe(agent, env)
+    assert recipe is not None and recipe.network == network
+    assert config.build(through_json(recipe))[0].network == CONVOLUTIONAL[network]
+
+
+def test_pictures_get_a_network_for_pictures():
+    """Where none is named; by name an mlp is refused."""
+    pong = envs.make("atari/Pong").spec
+    assert config.default_network(agents.ppo, pong) == networks.nature()
+    assert config.default_network(agents.pqn, pong) == networks.cnn(layer_norm=True)
+    assert config.default_network(agents.ppo, envs.Catch().spec) == networks.mlp()
+    assert config.make_agent(pong, agents.a2c).network == networks.nature()
+    with pytest.raises(UserError, match=r"an mlp got pictures of shape \(4, 84, 84\); choose --network nature"):
+        agents.ppo(pong)
+
+
 @pytest.mark.parametrize("name", list(ENVS))
 def test_every_environment_comes_back_with_its_options(name):
     """Our own, and adapters with options of their library."""
     env = ENVS[name]
-    recipe = config.describe(make("a2c", "mlp", env), env)
+    agent = config.make_agent(env.spec, agents.a2c)
+    recipe = config.describe(agent, env)
     assert recipe is not None
     _, again = config.build(through_json(recipe))
     assert again == env and again.spec == env.spec

@@ -262,3 +262,91 @@ def test_an_mlp_is_dense_layers_in_a_row(layer_norm):
     # Orthogonal weights times sqrt(2).
     kernel = np.asarray(weights["layers"][0]["kernel"])
     np.testing.assert_allclose(kernel @ kernel.T, 2 * np.eye(3), atol=1e-5)
+
+
+PICTURE = specs.Array((4, 40, 40), np.uint8)
+CONVOLUTIONAL = {
+    "cnn": networks.cnn((4, 8), ((8, 4), (4, 2)), 16),
+    "cnn, layer norm": networks.cnn((4, 8), ((8, 4), (4, 2)), 16, True),
+    "resnet": networks.resnet((4, 4), 16),
+    "resnet, layer norm": networks.resnet((4, 4), 16, True),
+}
+
+
+@pytest.mark.parametrize("cell", [None, "lstm", "gru"])
+@pytest.mark.parametrize("trunk", CONVOLUTIONAL)
+def test_convolutional_trunks_with_any_cell_unroll_as_they_act(trunk, cell):
+    """Pictures as bytes, with an episode that starts inside."""
+    recipe = CONVOLUTIONAL[trunk] if cell is None else networks.recurrent(cell, 6, CONVOLUTIONAL[trunk])
+    network = actor_critic(make_spec(PICTURE), recipe)
+    weights, rng = network.init(jax.random.key(0)), np.random.default_rng(0)
+    pictures = jnp.asarray(rng.integers(0, 256, (3, 2, *PICTURE.shape)), jnp.uint8)
+    first = jnp.asarray([[True, True], [False, True], [False, False]])
+    state = network.module.initial_state(2)
+    unroll = jax.jit(lambda w, *args: network.apply(w, lambda module, *args: module.unroll(*args)[0], *args))
+    act = jax.jit(lambda w, *args: network.apply(w, lambda module, *args: module.act(*args), *args))
+    whole = unroll(weights, pictures, first, state)
+    for t in range(3):
+        output, state = act(weights, pictures[t], first[t], state)
+        np.testing.assert_allclose(output.value, whole.value[t], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(output.policy, whole.policy[t], rtol=1e-4, atol=1e-5)
+    assert len(np.unique(np.asarray(whole.value))) == 6
+
+
+def features_of(recipe, observation_spec, observation, weights=None):
+    network = functional(lambda rngs: recipe(observation_spec, rngs))
+    weights = network.init(jax.random.key(0)) if weights is None else weights
+    return network.apply(weights, lambda module, x: module(x), observation), weights
+
+
+def test_bytes_are_scaled_to_one_and_planes_may_come_first_or_last():
+    """In convolutions and in an mlp."""
+    recipe, rng = CONVOLUTIONAL["cnn"], np.random.default_rng(0)
+    pictures = jnp.asarray(rng.integers(0, 256, (2, *PICTURE.shape)), jnp.uint8)
+    seen, weights = features_of(recipe, PICTURE, pictures)
+    scaled, _ = features_of(recipe, specs.Array(PICTURE.shape), pictures / 255.0, weights)
+    np.testing.assert_allclose(seen, scaled, rtol=1e-5, atol=1e-6)
+    last, _ = features_of(recipe, specs.Array((40, 40, 4), np.uint8), jnp.moveaxis(pictures, 1, -1), weights)
+    np.testing.assert_array_equal(seen, last)
+    small = specs.Array((2, 2, 3), np.uint8)
+    bytes_ = pictures[:, :2, :2, :3]
+    seen, weights = features_of(TRUNK, small, bytes_)
+    scaled, _ = features_of(TRUNK, specs.Array((2, 2, 3)), bytes_ / 255.0, weights)
+    np.testing.assert_allclose(seen, scaled, rtol=1e-5, atol=1e-6)
+
+
+def test_a_picture_beside_other_observations():
+    """The dense layer sees both."""
+    spec = {"picture": PICTURE, "speed": specs.Array((3,))}
+    rng = np.random.default_rng(0)
+    observation = {
+        "picture": jnp.asarray(rng.integers(0, 256, (2, *PICTURE.shape)), jnp.uint8),
+        "speed": jnp.ones((2, 3)),
+    }
+    base, weights = features_of(CONVOLUTIONAL["cnn"], spec, observation)
+    for name in spec:
+        changed, _ = features_of(CONVOLUTIONAL["cnn"], spec, {**observation, name: observation[name] * 0}, weights)
+        assert np.all(np.any(changed != base, -1)), name
+
+
+def test_networks_that_do_not_fit_the_observation_say_which_do():
+    for recipe, spec, says in (
+        (networks.nature(), FLAT, r"got observations of shapes \[\(3,\)\]; expected one of 3 axes.*--network mlp"),
+        (networks.nature(), specs.Array((10, 10, 4)), "too small for cnn.*--network impala or mlp"),
+        (networks.mlp(), PICTURE, r"an mlp got pictures of shape \(4, 40, 40\); choose --network nature or impala"),
+        (networks.lstm(4), PICTURE, "an mlp got pictures"),
+    ):
+        with pytest.raises(UserError, match=says):
+            actor_critic(make_spec(spec), recipe)
+
+
+def test_published_sizes():
+    """Parameters of the trunks: Mnih et al. 2015; Espeholt et al. 2018, figure 3, for 84 x 84 x 4."""
+    for recipe, number in (
+        (networks.nature(), 1_684_128),
+        (networks.impala_shallow(), 4_112 + 8_224 + 32 * 81 * 256 + 256),
+        (networks.impala_resnet(), 97_744 + 32 * 121 * 256 + 256),
+    ):
+        network = functional(lambda rngs, recipe=recipe: recipe(specs.Array((4, 84, 84), np.uint8), rngs))
+        shapes = jax.eval_shape(network.init, jax.random.key(0))
+        assert sum(np.prod(leaf.shape) for leaf in jax.tree.leaves(shapes)) == number
