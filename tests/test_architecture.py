@@ -23,7 +23,7 @@ MAY_IMPORT = {
 }
 # Installed with an extra, heavy, or with effects of their own: imported in one file, when they are needed.
 ON_DEMAND = (
-    *("envpool", "gymnasium", "ale_py", "brax", "gymnax", "jumanji", "pgx"),
+    *("envpool", "gymnasium", "ale_py", "brax", "gymnax", "jumanji", "pgx", "navix", "xminigrid", "craftax"),
     *("orbax", "wandb", "tensorboardX", "matplotlib", "imageio", "ray"),
 )
 FILES = sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py"))

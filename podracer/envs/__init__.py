@@ -7,12 +7,13 @@ from collections.abc import Callable
 from typing import Any
 
 from podracer import plugins
-from podracer.envs import ale, api, brax, envpool, gymnasium, gymnax, jumanji, pgx
+from podracer.envs import ale, api, brax, craftax, envpool, gymnasium, gymnax, jumanji, navix, pgx, xminigrid
 from podracer.envs.ale import Ale
 from podracer.envs.batch import Batch, TimeLimit
 from podracer.envs.brax import Brax
 from podracer.envs.cartpole import CartPole
 from podracer.envs.catch import Catch
+from podracer.envs.craftax import Craftax
 from podracer.envs.envpool import Envpool
 from podracer.envs.gridworld import GridWorld
 from podracer.envs.gymnasium import Gymnasium
@@ -20,7 +21,9 @@ from podracer.envs.gymnax import Gymnax
 from podracer.envs.host import is_host, on_host
 from podracer.envs.jumanji import Jumanji
 from podracer.envs.memory_chain import MemoryChain
+from podracer.envs.navix import Navix
 from podracer.envs.pgx import Pgx
+from podracer.envs.xminigrid import XMiniGrid
 from podracer.errors import UserError, closest, unknown
 
 __all__ = [
@@ -29,14 +32,17 @@ __all__ = [
     "Brax",
     "CartPole",
     "Catch",
+    "Craftax",
     "Envpool",
     "GridWorld",
     "Gymnasium",
     "Gymnax",
     "Jumanji",
     "MemoryChain",
+    "Navix",
     "Pgx",
     "TimeLimit",
+    "XMiniGrid",
     "is_host",
     "jittable",
     "make",
@@ -63,6 +69,9 @@ _FAMILIES: dict[str, tuple[Callable[..., Any], tuple[str, ...], str]] = {
     ),
     "brax": (Brax, brax.NAMES, "rigid-body task of brax, continuous actions"),
     "jumanji": (Jumanji, jumanji.NAMES, "combinatorial task of jumanji"),
+    "navix": (Navix, navix.NAMES, "MiniGrid task of navix"),
+    "xminigrid": (XMiniGrid, xminigrid.NAMES, "grid world of XLand-MiniGrid; XLand-* wants --env.benchmark NAME"),
+    "craftax": (Craftax, craftax.NAMES, "open world of craftax"),
     "pgx": (Pgx, pgx.NAMES, "game of pgx; opponent='random', 'self' or a function"),
 }
 # Environments on the host, which only Sebulba drives; one line each, as a library may have hundreds.

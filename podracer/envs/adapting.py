@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import numbers
 from collections.abc import Iterable
 from typing import Any
 
@@ -68,6 +69,17 @@ def bad_option(owner: str, error: TypeError | ValueError, options: dict[str, Any
     near = [found for name in options if name not in known for found in difflib.get_close_matches(name, known, 1)]
     hint = f" Did you mean '{near[0]}'?" if near else ""
     return UserError(f"{owner} does not accept the options {sorted(options)}: {error}.{hint} Change or drop them.")
+
+
+def limit(owner: str, name: str, value: Any) -> int:
+    """A time limit that a library takes unseen.
+
+    Raises:
+      UserError: it is no whole number above zero.
+    """
+    if not isinstance(value, numbers.Integral) or value < 1:
+        raise UserError(f"{owner}: {name} is {value!r}; expected a whole number >= 1. Change {name}.")
+    return int(value)
 
 
 def compact(observation: Any) -> Any:

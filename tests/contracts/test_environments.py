@@ -49,6 +49,14 @@ def from_a_user_file():
     return envs.make(f"{path}:Count", limit=3)
 
 
+def craftax_with_small_textures():
+    """Only those that drawings take: craftax makes all sizes at once, pixel by pixel, which takes a minute."""
+    from craftax.craftax_classic import constants, renderer
+
+    renderer.load_all_textures = lambda: {16: constants.load_all_textures_given_size(16)}
+    return envs.make("craftax/Craftax-Classic-Symbolic-v1", max_timesteps=5)
+
+
 MAKERS = {
     "catch": lambda: envs.make("catch", rows=5),
     "gridworld": lambda: envs.make("gridworld", max_steps=6),
@@ -64,6 +72,12 @@ MAKERS = {
     "brax/fast": lambda: envs.make("brax/fast", episode_length=5),
     "jumanji/SlidingTilePuzzle-v0": lambda: envs.make("jumanji/SlidingTilePuzzle-v0", time_limit=5),
     "jumanji/TSP-v1": lambda: envs.make("jumanji/TSP-v1", truncates=False),
+    "navix/Navix-DoorKey-Random-5x5-v0": lambda: envs.make("navix/Navix-DoorKey-Random-5x5-v0", max_steps=6),
+    "navix/Navix-Dynamic-Obstacles-5x5-v0": lambda: envs.make(
+        "navix/Navix-Dynamic-Obstacles-5x5-v0", observation="rgb_first_person", max_steps=9
+    ),
+    "xminigrid/MiniGrid-EmptyRandom-5x5": lambda: envs.make("xminigrid/MiniGrid-EmptyRandom-5x5", max_steps=6),
+    "craftax/Craftax-Classic-Symbolic-v1": craftax_with_small_textures,
     "pgx/tic_tac_toe": lambda: envs.make("pgx/tic_tac_toe"),
     "pgx/tic_tac_toe-self": lambda: envs.make("pgx/tic_tac_toe", opponent="self"),
     "pgx/connect_four-self": lambda: envs.make("pgx/connect_four", opponent="self"),
@@ -117,6 +131,9 @@ def rolled(name):
 
 @pytest.fixture(params=MAKERS)
 def roll(request):
+    family, slash, _ = request.param.partition("/")
+    if slash:
+        pytest.importorskip("gymnax" if family == "minatar" else family)
     return rolled(request.param)
 
 

@@ -10,7 +10,7 @@ import pytest
 from flax import struct
 
 from podracer import envs
-from podracer.envs import Batch, Brax, CartPole, Gymnax, Jumanji, Pgx, api
+from podracer.envs import Batch, Brax, CartPole, Craftax, Gymnax, Jumanji, Navix, Pgx, XMiniGrid, api
 from podracer.errors import UserError
 
 
@@ -353,12 +353,147 @@ def test_pgx_opponents_are_checked():
         Pgx("tic_tac_toe", "rndom")
 
 
+# navix and xminigrid
+
+# The way to the goal of an empty 5 x 5 room: two steps, a turn to the right, two steps.
+WAYS = {"navix/Navix-Empty-5x5-v0": [2, 2, 1, 2, 2], "xminigrid/MiniGrid-Empty-5x5": [0, 0, 1, 0, 0]}
+
+
+@pytest.mark.parametrize("name", WAYS)
+@pytest.mark.parametrize("limit", [4, 5, 6])
+def test_grid_worlds_are_cut_at_their_limit_and_end_at_the_goal(name, limit):
+    """At the goal in the last step, too, the episode terminated."""
+    pytest.importorskip(name.partition("/")[0])
+    env = envs.make(name, max_steps=limit)
+    assert env.spec.truncates and env.spec.max_episode_steps == limit
+    state, _ = env.reset(jax.random.key(0))
+    step, ends = jax.jit(env.step), []
+    for action in WAYS[name][:limit]:
+        state, out = step(state, jnp.int32(action), jax.random.key(0))
+        ends.append((bool(out.terminated), bool(out.truncated)))
+    assert ends[:-1] == [(False, False)] * (len(ends) - 1)
+    assert ends[-1] == ((False, True) if limit == 4 else (True, False))
+    assert (float(out.reward) > 0) == (limit > 4)
+
+
+def test_navix_shows_symbols_as_planes_and_pictures_as_they_are():
+    navix = pytest.importorskip("navix")
+    env = Navix("Navix-DoorKey-5x5-v0")
+    state, observation = env.reset(jax.random.key(0))
+    symbols = np.asarray(navix.observations.symbolic(state.state))
+    tags, colours, states = np.split(np.asarray(observation), [11, 17], -1)
+    np.testing.assert_array_equal(tags.argmax(-1), symbols[..., 0])
+    np.testing.assert_array_equal(tags.sum(-1), 1)
+    np.testing.assert_array_equal(states.argmax(-1), symbols[..., 2])
+    painted = symbols[..., 1] < 6
+    np.testing.assert_array_equal(colours.argmax(-1)[painted], symbols[..., 1][painted])
+    tagged = Navix("Navix-DoorKey-5x5-v0", observation="categorical").reset(jax.random.key(0))[1]
+    assert tagged.shape == (5, 5, 12) and tagged.dtype == bool and (tagged.sum(-1) == 1).all()
+    picture = Navix("Navix-DoorKey-5x5-v0", observation="rgb").reset(jax.random.key(0))[1]
+    assert picture.dtype == np.uint8 and picture.shape[2] == 3
+
+
+def test_navix_obstacles_move_by_the_key_of_the_step():
+    pytest.importorskip("navix")
+    env = Navix("Navix-Dynamic-Obstacles-8x8-v0")
+    state, _ = jax.jit(env.reset)(jax.random.key(0))
+    step = jax.jit(jax.vmap(env.step, (None, None, 0)))
+    after = step(state, jnp.int32(0), jax.random.split(jax.random.key(1), 8))[1]
+    assert len(np.unique(np.asarray(after.observation).reshape(8, -1), axis=0)) > 1
+
+
+def write_benchmark(path, goals):
+    """Tasks of xminigrid without rules: one object each, of the tiles `goals`, to get near to."""
+    from xminigrid import benchmarks
+    from xminigrid.core.constants import Colors
+    from xminigrid.core.goals import AgentNearGoal
+    from xminigrid.core.rules import EmptyRule
+
+    tiles = np.array([(tile, Colors.RED) for tile in goals], np.uint8)
+    content = {
+        "goals": np.stack([AgentNearGoal(tile=jnp.asarray(tile)).encode() for tile in tiles]),
+        "rules": np.stack([EmptyRule().encode()[None]] * len(goals)),
+        "init_tiles": tiles[:, None],
+        "num_rules": np.zeros(len(goals), np.uint8),
+    }
+    benchmarks.save_bz2_pickle(content, str(path))
+
+
+def test_xminigrid_worlds_have_the_tasks_of_a_benchmark(tmp_path):
+    """One object each: a world shows that of its task. Walking beside it ends the episode."""
+    pytest.importorskip("xminigrid")
+    from xminigrid.core.constants import Tiles
+
+    path, goals = tmp_path / "two", (Tiles.BALL, Tiles.STAR)
+    write_benchmark(path, goals)
+    keys = jax.random.split(jax.random.key(0), 32)
+
+    def seen(ruleset):
+        """Which of the objects are in 32 worlds."""
+        env = XMiniGrid("XLand-MiniGrid-R1-9x9", benchmark=str(path), ruleset=ruleset, view_size=5)
+        grids = np.asarray(jax.jit(jax.vmap(env.reset))(keys)[0].state.grid)[..., 0]
+        return sorted({tuple(tile for tile in goals if (grid == tile).any()) for grid in grids})
+
+    assert seen(0) == [(Tiles.BALL,)] and seen(1) == [(Tiles.STAR,)]
+    assert seen(None) == [(Tiles.BALL,), (Tiles.STAR,)]
+    env = XMiniGrid("XLand-MiniGrid-R1-9x9", benchmark=str(path))
+    got, _ = play(Batch(env), lambda _, key: jax.random.randint(key, (8,), 0, 3), 200)
+    assert (got.discount == 0).any() and (got.reward[got.discount == 0] > 0).all()
+
+
+@pytest.mark.parametrize(
+    ("id", "options", "message"),
+    [
+        ("XLand-MiniGrid-R1-9x9", {}, "is a world without a task; expected benchmark = trivial-21k, small-1m"),
+        ("XLand-MiniGrid-R1-9x9", {"benchmark": "none/here"}, r"benchmark 'none/here' cannot be loaded \(FileNotFound"),
+        ("MiniGrid-Empty-5x5", {"benchmark": "trivial-21k"}, "is a task already and takes no benchmark"),
+    ],
+)
+def test_xminigrid_tasks_that_are_missing_or_too_many(id, options, message):
+    pytest.importorskip("xminigrid")
+    with pytest.raises(UserError, match=message):
+        XMiniGrid(id, **options)
+
+
+# craftax
+
+
+@pytest.mark.parametrize("name", ["Craftax-Symbolic-v1", "Craftax-Classic-Symbolic-v1"])
+@pytest.mark.parametrize(
+    ("time", "health", "ends"),
+    [
+        (6, 9, (False, False)),
+        (7, 9, (False, True)),
+        (8, 9, (False, True)),
+        (6, 0, (True, False)),
+        (7, 0, (True, False)),
+    ],
+)
+def test_craftax_tells_death_from_the_time_limit(name, time, health, ends):
+    """In an empty world, which takes no minutes to compile."""
+    pytest.importorskip("craftax")
+    env = Craftax(name, max_timesteps=7)
+    assert env.spec.truncates and env.spec.max_episode_steps == 7
+    state, _ = jax.eval_shape(env.reset, jax.random.key(0))
+    state = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), state)
+    found = env._ends(state.replace(timestep=time, player_health=health))
+    assert tuple(map(bool, found)) == ends
+
+
 # all
 
 
 @pytest.mark.parametrize(
     ("package", "name"),
-    [("gymnax", "gymnax/CartPole-v1"), ("brax", "brax/ant"), ("jumanji", "jumanji/TSP-v1"), ("pgx", "pgx/chess")],
+    [
+        ("gymnax", "gymnax/CartPole-v1"),
+        ("brax", "brax/ant"),
+        ("jumanji", "jumanji/TSP-v1"),
+        ("pgx", "pgx/chess"),
+        ("navix", "navix/Navix-Empty-5x5-v0"),
+        ("xminigrid", "xminigrid/MiniGrid-Empty-5x5"),
+        ("craftax", "craftax/Craftax-Symbolic-v1"),
+    ],
 )
 def test_a_missing_package_is_named(monkeypatch, package, name):
     monkeypatch.setitem(sys.modules, package, None)
@@ -378,6 +513,15 @@ def test_a_missing_package_is_named(monkeypatch, package, name):
         ("pgx/tictactoe", {}, "Did you mean 'tic_tac_toe'"),
         ("pgx/tic_tac_toe", {"wings": 2}, "pgx/tic_tac_toe does not accept the options.*wings"),
         ("gymnax/CartPole-v1", {"wings": {}}, "option 'wings' is of type dict"),
+        ("navix/Navix-Empty-5x5", {}, "Did you mean 'Navix-Empty-5x5-v0'"),
+        ("navix/Navix-Empty-5x5-v0", {"max_stps": 2}, "Did you mean 'max_steps'"),
+        ("navix/Navix-Empty-5x5-v0", {"max_steps": 0}, "max_steps is 0; expected a whole number >= 1"),
+        ("navix/Navix-Empty-5x5-v0", {"observation": "rbg"}, "unknown observation 'rbg'. Did you mean 'rgb'"),
+        ("xminigrid/MiniGrid-Empty-5x", {}, "Did you mean 'MiniGrid-Empty-5x5'"),
+        ("xminigrid/MiniGrid-Empty-5x5", {"viewsize": 5}, "Did you mean 'view_size'"),
+        ("xminigrid/MiniGrid-Empty-5x5", {"max_steps": "a"}, "max_steps is 'a'; expected a whole number >= 1"),
+        ("craftax/Craftax-Symbolic", {}, "Did you mean 'Craftax-Symbolic-v1'"),
+        ("craftax/Craftax-Classic-Symbolic-v1", {"max_timestep": 5}, "Did you mean 'max_timesteps'"),
     ],
 )
 def test_wrong_names_and_options_are_user_errors(name, options, message):
@@ -398,6 +542,15 @@ def test_the_listed_names_are_those_of_the_libraries():
     assert listed["brax"] == set(brax_envs._envs)
     assert listed["jumanji"] <= jumanji.registered_environments()
     assert listed["pgx"] == set(pgx.available_envs())
+
+
+def test_the_listed_grid_worlds_are_those_of_the_libraries():
+    navix, xminigrid = pytest.importorskip("navix"), pytest.importorskip("xminigrid")
+    listed = [name for name, _ in envs.names()]
+    assert {f"navix/{name}" for name in navix.registry()} >= {name for name in listed if name.startswith("navix/")}
+    assert {f"xminigrid/{name}" for name in xminigrid.registered_environments()} == {
+        name for name in listed if name.startswith("xminigrid/")
+    }
 
 
 def test_equal_adapters_share_compiled_functions():

@@ -227,7 +227,8 @@ def test_importing_is_light():
 import sys
 import podracer.envs
 assert podracer.envs.names()
-loaded = {"gymnax", "brax", "jumanji", "pgx", "gymnasium", "envpool", "matplotlib"} & set(sys.modules)
+libraries = {"gymnax", "brax", "jumanji", "pgx", "navix", "xminigrid", "craftax", "gymnasium", "envpool", "matplotlib"}
+loaded = libraries & set(sys.modules)
 assert not loaded, loaded
 from jax._src import xla_bridge
 assert not xla_bridge._backends, "a device was queried"
