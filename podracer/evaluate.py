@@ -6,6 +6,7 @@ favour short ones.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -13,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from podracer.envs.batch import Batch
+from podracer.envs.host import is_host, on_host
 from podracer.errors import UserError, check_number
 from podracer.types import Agent
 
@@ -67,10 +69,7 @@ class Evaluator:
         greedy: bool = True,
         many: bool = False,
     ):
-        check_number("episodes", episodes, minimum=1)
-        check_number("max_steps", max_steps, minimum=1)
-        if greedy and agent.greedy_step is None:
-            raise UserError(f"agent {agent.name} has no greedy_step; expected one. Evaluate it without --greedy.")
+        _check(agent, episodes, max_steps, greedy)
         # Always fresh starts: cached ones would measure the states that training saw.
         self.batch = Batch(env.env if isinstance(env, Batch) else env)
         self.agent, self.episodes, self.greedy = agent, episodes, greedy
@@ -79,8 +78,7 @@ class Evaluator:
 
     def __call__(self, params: Any, seed: int = 0) -> Evaluation:
         """Measure `params`. The same seed gives the same start states and draws."""
-        params = jax.tree.map(lambda leaf: leaf.addressable_data(0) if _is_replicated(leaf) else leaf, params)
-        return Evaluation(*jax.tree.map(np.asarray, self._run(params, jnp.uint32(seed))))
+        return Evaluation(*jax.tree.map(np.asarray, self._run(_on_one_core(params), jnp.uint32(seed))))
 
     def _episodes(self, params, seed):
         env_key, run_key = jax.random.split(jax.random.key(seed))
@@ -110,5 +108,101 @@ class Evaluator:
         return returns, lengths, ~live
 
 
-def _is_replicated(leaf: Any) -> bool:
-    return isinstance(leaf, jax.Array) and len(leaf.sharding.device_set) > 1 and leaf.sharding.is_fully_replicated
+class HostEvaluator:
+    """The evaluation of host environments: whole games, by their score, one per environment.
+
+    Args:
+      agent: whose `greedy_step` (or `actor_step`) acts.
+      env: a host environment.
+      episodes: E, the size of the batch that plays.
+      max_steps: the cap per game; None takes the environment's own limit, or 10,000.
+      greedy: the best action instead of a sampled one.
+      between_steps: called at each step; what it raises ends the evaluation.
+
+    Raises:
+      UserError: a greedy evaluation of an agent without `greedy_step`.
+    """
+
+    def __init__(
+        self,
+        agent: Agent,
+        env: Any,
+        episodes: int = 10,
+        max_steps: int | None = None,
+        greedy: bool = True,
+        between_steps: Callable[[], None] = lambda: None,
+    ):
+        _check(agent, episodes, max_steps, greedy)
+        self.agent, self.env, self.episodes, self.greedy = agent, on_host(env, episodes), episodes, greedy
+        self.max_steps = max_steps or self.env.spec.max_episode_steps or DEFAULT_MAX_STEPS
+        self._between_steps = between_steps
+        act = agent.greedy_step if greedy else agent.actor_step
+        assert act is not None
+
+        def decide(params, actor, timestep, key, number):
+            output, actor = act(params, actor, timestep, jax.random.fold_in(key, number))
+            return output.action, actor
+
+        self._decide = jax.jit(decide)
+
+    def __call__(self, params: Any, seed: int = 0) -> Evaluation:
+        """Measure `params`. The same seed gives the same start states and draws."""
+        batch = self.env.start(evaluation_seeds(seed, self.episodes))
+        try:
+            return self._play(batch, _on_one_core(params), jax.random.key(seed))
+        finally:
+            batch.close()
+
+    def _play(self, batch: Any, params: Any, key: jax.Array) -> Evaluation:
+        actor = self.agent.initial_actor_state(self.episodes)
+        step, live = batch.reset(), np.ones(self.episodes, bool)
+        scores, lengths = np.zeros(self.episodes, np.float32), np.zeros(self.episodes, np.int32)
+        number = 0
+        # A lost life takes a step that counts nothing, so the cap is on counted ones.
+        while np.any(live & (lengths < self.max_steps)):
+            self._between_steps()
+            action, actor = self._decide(params, actor, step.timestep, key, np.uint32(number))
+            step, number = batch.step(jax.tree.map(np.asarray, action)), number + 1
+            counts = live & step.timestep.valid & (lengths < self.max_steps)
+            scores += np.where(counts, step.score, 0).astype(np.float32)
+            lengths += counts
+            live &= ~step.game_over
+        return Evaluation(scores, lengths, ~live)
+
+
+def evaluation_seeds(seed: int, count: int) -> list[int]:
+    """Seeds of host environments [count], none of which training uses: those are below 2**30."""
+    drawn = np.random.default_rng(np.random.SeedSequence((seed, count))).integers(2**30, 2**31, 2 * count + 100)
+    return np.unique(drawn)[:count].tolist()
+
+
+def evaluator(
+    agent: Agent,
+    env: Any,
+    episodes: int,
+    max_steps: int | None = None,
+    greedy: bool = True,
+    many: bool = False,
+    between_steps: Callable[[], None] = lambda: None,
+) -> Evaluator | HostEvaluator:
+    """The evaluator for `env`, whichever side it runs on. `between_steps` is called where that is the host's."""
+    if is_host(env):
+        return HostEvaluator(agent, env, episodes, max_steps, greedy, between_steps)
+    return Evaluator(agent, env, episodes, max_steps, greedy, many)
+
+
+def _check(agent: Agent, episodes: int, max_steps: int | None, greedy: bool) -> None:
+    check_number("episodes", episodes, minimum=1)
+    check_number("max_steps", max_steps, minimum=1)
+    if greedy and agent.greedy_step is None:
+        raise UserError(f"agent {agent.name} has no greedy_step; expected one. Evaluate it without --greedy.")
+
+
+def _on_one_core(params: Any) -> Any:
+    """Replicated params as this host's first copy of them; others as they are."""
+
+    def leaf(value):
+        replicated = isinstance(value, jax.Array) and value.sharding.is_fully_replicated
+        return value.addressable_data(0) if replicated and len(value.sharding.device_set) > 1 else value
+
+    return jax.tree.map(leaf, params)
