@@ -1,4 +1,4 @@
-"""The `podracer` command. Each subcommand is a function of its arguments in `launch/commands.py`."""
+"""The `podracer` command. The subcommands are the functions of `launch/commands.py`."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ USAGE = """usage: podracer COMMAND [OPTIONS]
 Reinforcement learning at the speed of the accelerator.
 
   train anakin   train with environment and learner in one compiled program
+  train sebulba  train with environments on the host, cores that act and cores that learn
   eval RUN       measure a trained agent
   resume RUN     go on with a run from its newest checkpoint
   render RUN     draw a trained agent playing, as GIF or MP4

@@ -6,7 +6,7 @@ import dataclasses
 import pathlib
 import time
 
-from launch.commands import Machine
+from launch.machine import Machine
 from launch.parse import parse
 from podracer.errors import UserError
 

@@ -20,6 +20,7 @@ def parse(kind: Any, arguments: list[str], prog: str, description: str) -> Any:
     """
     import tyro
 
+    arguments = _switches(arguments, booleans(kind))
     given = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
     for flag in given:
         if given.count(flag) > 1:
@@ -48,6 +49,36 @@ def flags(kind: Any, prefix: str = "--") -> list[str]:
         nested = field.default if dataclasses.is_dataclass(field.default) else None
         found += flags(nested, name + ".") if nested is not None else [name]
     return found
+
+
+def booleans(kind: Any, prefix: str = "--") -> list[str]:
+    """The flags that are True or False, as they are typed."""
+    found = []
+    for field in dataclasses.fields(kind):
+        name = prefix + field.name.replace("_", "-")
+        if dataclasses.is_dataclass(field.default):
+            found += booleans(field.default, name + ".")
+        elif isinstance(field.default, bool):
+            found.append(name)
+    return found
+
+
+def _switches(arguments: list[str], known: list[str]) -> list[str]:
+    """`--probe` and `--no-probe` (`--agent.no-x`) as `--probe True` and `--probe False`."""
+    off = {
+        f"{flag.rpartition('.')[0]}.no-{flag.rpartition('.')[2]}" if "." in flag else f"--no-{flag[2:]}": flag
+        for flag in known
+    }
+    written = []
+    for position, argument in enumerate(arguments):
+        following = arguments[position + 1] if position + 1 < len(arguments) else "--"
+        if argument in off:
+            written += [off[argument], "False"]
+        elif argument in known and following.startswith("--"):
+            written += [argument, "True"]
+        else:
+            written.append(argument)
+    return written
 
 
 def take(arguments: list[str], name: str, default: str | None = None) -> tuple[str | None, list[str]]:

@@ -124,7 +124,7 @@ class Actor:
 
     def rollout(self, version: int, params: Any, go_on: Callable[[str], None]) -> Rollout:
         """T decisions with these params. `go_on` is called at each, and raises where the run is being stopped."""
-        waits = dict.fromkeys(("environment", "inference", "transfer"), 0.0)
+        waits: dict[str, float] = {"environment": 0.0, "inference": 0.0, "transfer": 0.0}
         clock = time.perf_counter()
 
         def lap(name: str) -> None:

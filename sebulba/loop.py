@@ -35,7 +35,7 @@ from sebulba.queue import Queue
 from sebulba.threads import Supervisor
 from sebulba.topology import Topology
 
-SEEDS_PER_RUN = 2**31  # environment seeds of one run are below it
+SEEDS_PER_RUN = 2**30  # environment seeds of training are below it, those of evaluations are not
 
 
 class Lag(NamedTuple):
@@ -48,6 +48,9 @@ class Lag(NamedTuple):
 
     updates: int
     fixed: bool
+
+    def __str__(self) -> str:
+        return f"{'fixed' if self.fixed else 'bounded'}:{self.updates}" if self.updates or not self.fixed else "sync"
 
     @staticmethod
     def parse(text: str) -> Lag:
@@ -119,7 +122,7 @@ class Sebulba:
         self._store = ParamStore(topology.actor_cores, lag.updates + 1, self.supervisor)
         self._rollout_steps = unroll_length * env.batch_size
         self.steps_per_update = count * self._rollout_steps * jax.process_count()  # over all hosts
-        self._num_trajectories, self._splits = count, learner_splits
+        self._num_trajectories, self.learner_splits = count, learner_splits
         self._dropped = self._first_version = 0
         self._rollouts = [0] * topology.num_threads
         check_divides("batch_size per learner core", self._learner_batch, "learner_splits", learner_splits)
@@ -129,9 +132,14 @@ class Sebulba:
         """Environments whose trajectories each learner core gets."""
         return self._num_trajectories * self.env.batch_size // len(self.topology.learner_cores)
 
+    def describe(self) -> str:
+        """Who acts and who learns, in words."""
+        steps = f"{self.steps_per_update:,} steps per update, lag {self.lag}"
+        return f"{self.topology.describe(self.env.batch_size, self.unroll_length, self.env.spec.frame_skip)} ({steps})"
+
     def check(self) -> None:
         """Trace agent and learner without compiling: mistakes in an agent or its environment show here."""
-        size = self._learner_batch // self._splits
+        size = self._learner_batch // self.learner_splits
         key = jax.random.key(0)
 
         def update(observation):
@@ -150,7 +158,7 @@ class Sebulba:
         """Compile all programs, by acting on zeros once on every actor core; returns the compiled update."""
         size, times = self.env.batch_size, self.unroll_length
         self._publish()
-        shards = None
+        shards: list[Any] = []
         for core in self.topology.actor_cores:
             _, params = self._store.get(core)
             key = jax.device_put(jax.random.fold_in(self._key, 0), core)
@@ -294,6 +302,6 @@ def environment_seeds(seed: int, restarts: int, host: int, num_threads: int, bat
 
 
 def _distinct(rng: np.random.Generator, count: int) -> np.ndarray:
-    """`count` different numbers, without a permutation of all 2^31."""
+    """`count` different numbers, without a permutation of all."""
     drawn = np.unique(rng.integers(0, SEEDS_PER_RUN, 2 * count + 100))
     return rng.permutation(drawn)[:count]

@@ -34,6 +34,10 @@ class Topology:
         return tuple(self.learner_mesh.devices.flat)
 
     @property
+    def num_cores(self) -> int:
+        return len(set(self.actor_cores) | set(self.learner_cores))
+
+    @property
     def shared(self) -> bool:
         """One device both acts and learns."""
         return bool(set(self.actor_cores) & set(self.learner_cores))

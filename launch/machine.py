@@ -1,0 +1,80 @@
+"""Where a command runs, and what all commands do around what they call."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import pathlib
+import sys
+from typing import Any, Literal
+
+from launch.parse import parse
+from podracer import config, mesh, plugins, runs
+from podracer.errors import UserError, check_number
+
+Platform = Literal["cpu", "gpu", "tpu"]
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """Where a command runs."""
+
+    cores: str = "auto"
+    """How many cores; auto takes all of an accelerator, or one virtual core per physical core of a CPU."""
+    platform: Platform | None = None
+    """cpu, gpu or tpu; None takes what is there."""
+
+    def start(self) -> int | None:
+        """Start JAX; the number of cores, or None for all."""
+        number = None
+        if self.cores != "auto":
+            if not self.cores.isdigit():
+                raise UserError(f"--cores is '{self.cores}'; expected auto or a number. Leave it out for all cores.")
+            number = int(self.cores)
+            check_number("--cores", number, minimum=1)
+        mesh.start_backend(self.platform, number)
+        use_compilation_cache()
+        return number
+
+
+def use_compilation_cache() -> None:
+    """Keep compiled programs between commands, in the user's cache folder: the second start is fast."""
+
+    import jax
+
+    if jax.config.jax_compilation_cache_dir is None:  # type: ignore  # JAX's own variable, or whoever calls this, comes first
+        base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
+        jax.config.update("jax_compilation_cache_dir", os.path.join(base, "podracer", "xla"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+
+def run_directory(arguments: list[str], command: str, kind: type, text: str) -> tuple[pathlib.Path, list[str]]:
+    """The RUN of a command and its other arguments; `--help` prints and exits."""
+    if {"-h", "--help"} & set(arguments):
+        parse(kind, ["--help"], f"podracer {command} RUN", text)
+    if not arguments or arguments[0].startswith("-"):
+        raise UserError(f"{command} needs a run directory; expected podracer {command} RUN [OPTIONS].")
+    directory = pathlib.Path(arguments[0])
+    config.read(directory)
+    return directory, arguments[1:]
+
+
+def with_blame(references: list[str | None], function: Any) -> Any:
+    """Call `function`; an exception that passes through a file of the user's becomes one that names their line."""
+    import traceback
+
+    try:
+        return function()
+    except UserError:
+        raise
+    except Exception as error:
+        mine = [r for r in references if r is not None and plugins.is_reference(r)]
+        frames = {pathlib.Path(f.filename).resolve() for f in traceback.extract_tb(error.__traceback__)}
+        for reference in mine:
+            if pathlib.Path(reference.rpartition(":")[0]).resolve() in frames:
+                with plugins.blame(reference):
+                    raise
+        if isinstance(error, runs.NonFiniteLoss):
+            print(f"podracer: {error}", file=sys.stderr)
+            sys.exit(1)
+        raise

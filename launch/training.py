@@ -1,0 +1,235 @@
+"""The commands that train: `train` and `resume`."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime
+import importlib
+import pathlib
+from typing import Any
+
+from launch.flags import flags
+from launch.machine import Machine, run_directory, with_blame
+from launch.parse import parse, take, take_options
+from podracer import config, envs, plugins, presets, runs
+from podracer.errors import UserError, check_number, closest
+
+ARCHITECTURES = {
+    "anakin": "with environment and learner in one compiled program",
+    "sebulba": "with environments on the host, cores that act and cores that learn",
+}
+
+
+def train(arguments: list[str]) -> None:
+    """`podracer train ARCHITECTURE --env ENV --agent AGENT [OPTIONS]`."""
+    if not arguments or arguments[0] in ("-h", "--help"):
+        print(f"usage: podracer train {{{','.join(ARCHITECTURES)}}} --env ENV --agent AGENT [OPTIONS]\n")
+        for name, text in ARCHITECTURES.items():
+            print(f"  {name:<9} {text}")
+        print("\n`podracer train ARCHITECTURE --env ENV --agent AGENT --help` lists the options of that agent.")
+        return
+    name = arguments[0]
+    if name not in ARCHITECTURES:
+        expected = " or ".join(ARCHITECTURES)
+        raise UserError(f"unknown architecture '{name}'.{closest(name, ARCHITECTURES)} Expected {expected}.")
+    _train(name, arguments[1:])
+
+
+def _train(architecture: str, arguments: list[str]) -> None:
+    trainer = importlib.import_module(architecture)
+    env_name, arguments = take(arguments, "env", "catch")
+    agent_name, arguments = take(arguments, "agent", "ppo")
+    network_name, arguments = take(arguments, "network")
+    preset_name, arguments = take(arguments, "preset", "auto")
+    env_options, arguments = take_options(arguments, "env")
+    assert env_name and agent_name and preset_name
+    maker = config.agent_maker(agent_name)
+    preset = _preset(preset_name, env_name, agent_name)
+    agent_config = config.default_of(maker, "config")
+    network = config.default_of(maker, "network")
+    settings = trainer.Settings()
+    if preset is not None:
+        agent_config = dataclasses.replace(agent_config, **preset.config)
+        known = {field.name for field in dataclasses.fields(settings)}
+        settings = dataclasses.replace(settings, **{k: v for k, v in preset.settings.items() if k in known})
+        if network_name is None and preset.network is not None:
+            network = dataclasses.replace(config.network_recipe(preset.network), **preset.network_config)
+    if network_name is not None:
+        network = config.network_recipe(network_name)
+        if config.default_of(maker, "network") is None:
+            raise UserError(f"agent {agent_name} takes no network; expected one with a `network` argument.")
+
+    names = {
+        "env": (
+            "Environment: a name of `podracer envs`, or path.py:Object. --env.OPTION VALUE sets its options.",
+            env_name,
+        ),
+        "agent": ("Agent: a name of `podracer agents`, or path.py:Object.", agent_name),
+        "network": (f"Network: {', '.join(config.NETWORKS)}, or path.py:Object.", network_name),
+        "preset": (f"Settings that were run: {', '.join(presets.PRESETS)}; auto takes what fits.", preset_name),
+    }
+    kind = flags(names, settings, agent_config, network)
+    description = _train_description(architecture, env_name, agent_name, preset)
+    options = parse(kind, arguments, f"podracer train {architecture}", description)
+    settings_type = {field.name for field in dataclasses.fields(settings)}
+    settings = trainer.Settings(**{name: getattr(options, name) for name in settings_type})
+    directory = pathlib.Path(options.run) if options.run else _default_directory(env_name, agent_name)
+    runs.check_new(directory)
+    cores = Machine(options.cores, options.platform).start()
+
+    agent_config, network = getattr(options, "agent", None), getattr(options, "network", network)
+    references = [env_name, agent_name, network_name]
+    env, agent = with_blame(
+        references, lambda: _build(architecture, env_name, env_options, maker, agent_config, network)
+    )
+    recipe = config.Recipe(
+        env=_absolute(env_name),
+        env_options=env_options,
+        agent=_absolute(agent_name),
+        agent_config=None if agent_config is None else dataclasses.asdict(agent_config),
+        network=_absolute(network_name) if network_name else config.network_name(network),
+        network_config=dataclasses.asdict(network) if dataclasses.is_dataclass(network) else None,
+    )
+    notes = [] if preset is None else [f"preset {_preset_name(preset)} (--preset none leaves it out)"]
+    run = with_blame(
+        references,
+        lambda: trainer.train(agent, env, settings, cores=cores, run_dir=directory, recipe=recipe, notes=notes),
+    )
+    _report(run)
+
+
+@dataclasses.dataclass(frozen=True)
+class AnakinOptions(Machine):
+    """Options of `resume` for a run on Anakin."""
+
+    total_steps: int | None = None
+    """Another end for the run; None keeps its own."""
+
+
+@dataclasses.dataclass(frozen=True)
+class SebulbaOptions(AnakinOptions):
+    """Options of `resume` for a run on Sebulba; what is not given stays as it was."""
+
+    actor_cores: int | None = None
+    """Cores that choose actions."""
+    threads_per_core: int | None = None
+    """Actor threads per actor core."""
+    batch_size: int | None = None
+    """Environments per actor thread."""
+    lag: str | None = None
+    """Updates between acting and learning: fixed[:K], sync, bounded:K."""
+
+
+def resume(arguments: list[str]) -> None:
+    """`podracer resume RUN [OPTIONS]`."""
+    text = "Go on with a run from its newest checkpoint."
+    directory, rest = run_directory(arguments, "resume", SebulbaOptions, text)
+    architecture = config.read(directory).get("architecture")
+    if architecture not in ARCHITECTURES:
+        expected = " or ".join(ARCHITECTURES)
+        raise UserError(f"{directory}/config.json has the architecture {architecture}; expected {expected}. Restore it.")
+    kind = SebulbaOptions if architecture == "sebulba" else AnakinOptions
+    options = parse(kind, rest, "podracer resume RUN", text)
+    check_number("--total-steps", options.total_steps, minimum=1)
+    recipe = config.read_recipe(directory)
+    own = {field.name for field in dataclasses.fields(kind)} - {field.name for field in dataclasses.fields(Machine)}
+    changes = {name: getattr(options, name) for name in own if getattr(options, name) is not None}
+    cores = options.start()
+    run = with_blame(
+        [recipe.env, recipe.agent, recipe.network],
+        lambda: importlib.import_module(architecture).resume(directory, cores=cores, **changes),
+    )
+    _report(run)
+
+
+def _preset(name: str, env: str, agent: str) -> presets.Preset | None:
+    if name == "none":
+        return None
+    if name == "auto":
+        found = presets.find(env, agent)
+        return None if found is None else found[1]
+    if name not in presets.PRESETS:
+        known = [*presets.PRESETS, "auto", "none"]
+        raise UserError(f"unknown preset '{name}'.{closest(name, known)} There are {', '.join(known)}.")
+    preset = presets.PRESETS[name]
+    if not preset.fits(env, agent):
+        raise UserError(
+            f"preset {name} is for {preset.agent} on {preset.env}, not {agent} on {env}. "
+            "Choose another --preset, or none."
+        )
+    return preset
+
+
+def _train_description(architecture: str, env: str, agent: str, preset: presets.Preset | None) -> str:
+    used = f"preset {_preset_name(preset)}" if preset else "no preset"
+    return (
+        f"Train {agent} on {env}, {ARCHITECTURES[architecture]}. "
+        f"The defaults below are those of this agent and environment ({used})."
+    )
+
+
+def _preset_name(preset: presets.Preset) -> str:
+    return next(name for name, known in presets.PRESETS.items() if known is preset)
+
+
+def _default_directory(env: str, agent: str) -> pathlib.Path:
+    def short(name: str) -> str:
+        return pathlib.Path(name.partition(":")[0]).stem if ".py" in name else name.replace("/", "-")
+
+    now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    return pathlib.Path("runs") / f"{short(env)}-{short(agent)}-{now}"
+
+
+def _build(
+    architecture: str, name: str, options: dict[str, Any], maker: Any, agent_config: Any, network: Any
+) -> tuple[Any, Any]:
+    """`(environment, agent)`, traced once: values of the wrong kind may fail anywhere below."""
+    import jax
+
+    try:
+        env = envs.make(name, **options)
+        if architecture == "anakin" or not envs.is_host(env):
+            jax.eval_shape(envs.jittable(env).reset, jax.random.key(0))
+        agent = config.make_agent(env.spec, maker, agent_config, network)
+        jax.eval_shape(agent.initial_learner_state, jax.random.key(0))
+    except (TypeError, ValueError, ArithmeticError) as error:
+        if isinstance(error, UserError):
+            raise
+        if options and not plugins.is_reference(name):
+            given = ", ".join(f"{key} = {value!r}" for key, value in options.items())
+            raise UserError(f"{name} does not work with {given}: {_first_line(error)} Change --env.*.") from error
+        if config.network_name(network) is not None:
+            raise UserError(
+                f"no weights can be made for {network}: {_first_line(error)} Change --network.*."
+            ) from error
+        raise
+    return env, agent
+
+
+def _first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {(str(error).splitlines() or [''])[0].rstrip('.')}."
+
+
+def _absolute(name: str) -> str:
+    """`path.py:Object` with the path from the root, so that a run directory works from anywhere; other names as is."""
+    if not plugins.is_reference(name):
+        return name
+    path, _, found = name.rpartition(":")
+    return f"{pathlib.Path(path).absolute()}:{found}"
+
+
+def _report(run: Any) -> None:
+    """What a finished run came to."""
+    import numpy as np
+
+    score = "" if run.best_score is None else f"; best evaluation {np.mean(run.best_score):.2f}"
+    if run.absolute_score is not None:
+        score += f", measured again on {run.metrics['absolute_episodes']} episodes {np.mean(run.absolute_score):.2f}"
+        score += f" (means of {run.absolute_score.size} runs)" if run.absolute_score.size > 1 else ""
+    print(f"{run.directory}: {run.steps:,} steps{score}")
+    drawn = envs.is_host(run.env) or hasattr(getattr(run.env, "env", run.env), "render")
+    print(
+        "next:",
+        *(f"  podracer {do} {run.directory}" for do in ("eval", "render", "plot") if drawn or do != "render"),
+        sep="\n",
+    )
