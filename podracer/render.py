@@ -10,6 +10,7 @@ import jax
 import numpy as np
 
 from podracer.envs.batch import Batch, TimeLimit
+from podracer.envs.host import OnHost, is_host
 from podracer.errors import UserError, check_number
 from podracer.types import Agent
 
@@ -28,22 +29,36 @@ def check_out(path: pathlib.Path) -> None:
         raise UserError(f"--out is '{path}', but the folder {path.parent} does not exist. Create it first.")
 
 
+def can_draw(env: Any) -> bool:
+    """Whether `play` has a way to draw this environment; a library may still refuse when it is asked."""
+    if isinstance(env, OnHost):
+        env = env.env
+    return hasattr(env, "start_drawn") if is_host(env) else hasattr(_innermost(env), "render")
+
+
 def play(
     agent: Agent, env: Any, params: Any, episodes: int = 3, max_steps: int = 500, seed: int = 0
 ) -> list[np.ndarray]:
     """Frames uint8 [H, W, 3] of `episodes` episodes, at most `max_steps` steps in all, the agent acting greedily.
 
+    Of a host environment an episode is a whole game.
+
     Raises:
-      UserError: the environment has no `render`, or it gives no picture.
+      UserError: the environment cannot be drawn, or gives no picture.
     """
     check_number("episodes", episodes, minimum=1)
     check_number("max_steps", max_steps, minimum=1)
+    if not can_draw(env):
+        how = "start_drawn(seed)" if is_host(env) and not isinstance(env, OnHost) else "render(state)"
+        raise UserError(f"{env.spec.name} cannot be drawn; expected an environment with {how}.")
+    if isinstance(env, OnHost):
+        env = env.env
+    play_one = _play_host if is_host(env) else _play_compiled
+    return play_one(agent, env, params, episodes, max_steps, seed)
+
+
+def _play_compiled(agent: Agent, env: Any, params: Any, episodes: int, max_steps: int, seed: int) -> list[np.ndarray]:
     batch = Batch(env.env if isinstance(env, Batch) else env)
-    inner = batch.env
-    while isinstance(inner, TimeLimit):
-        inner = inner.env
-    if not hasattr(inner, "render"):
-        raise UserError(f"{batch.spec.name} cannot be drawn; expected an environment with render(state).")
     act = agent.greedy_step or agent.actor_step
 
     @jax.jit
@@ -64,6 +79,24 @@ def play(
             break
         frames.append(_draw(batch.env, state))
     return frames
+
+
+def _play_host(agent: Agent, env: Any, params: Any, episodes: int, max_steps: int, seed: int) -> list[np.ndarray]:
+    act, key, name = jax.jit(agent.greedy_step or agent.actor_step), jax.random.key(seed), env.spec.name
+    batch = env.start_drawn(seed)
+    try:
+        step, actor = batch.reset(), agent.initial_actor_state(1)
+        frames, ended = [_picture(name, batch.render())], 0
+        for number in range(max_steps):
+            output, actor = act(params, actor, step.timestep, jax.random.fold_in(key, number))
+            step = batch.step(jax.tree.map(np.asarray, output.action))
+            frames.append(_picture(name, batch.render()))
+            ended += int(step.game_over[0])
+            if ended == episodes:
+                break
+        return frames
+    finally:
+        batch.close()
 
 
 def write(path: pathlib.Path, frames: list[np.ndarray], frames_per_s: float = 30.0) -> None:
@@ -100,10 +133,19 @@ def _write_mp4(path: pathlib.Path, frames: list[np.ndarray], frames_per_s: float
         raise UserError(f"--out {path} cannot be written: ffmpeg says {reason}. Choose another --out.")
 
 
+def _innermost(env: Any) -> Any:
+    """The environment that would draw."""
+    while isinstance(env, Batch | TimeLimit):
+        env = env.env
+    return env
+
+
 def _draw(env: Any, state: Any) -> np.ndarray:
-    image = np.asarray(env.render(jax.tree.map(lambda leaf: leaf[0], jax.device_get(state.env))))
+    return _picture(env.spec.name, env.render(jax.tree.map(lambda leaf: leaf[0], jax.device_get(state.env))))
+
+
+def _picture(name: str, image: Any) -> np.ndarray:
+    image = np.asarray(image)
     if image.dtype != np.uint8 or image.ndim != 3 or image.shape[2] != 3:
-        raise UserError(
-            f"render of {env.spec.name} gives {image.dtype}{list(image.shape)}; expected uint8 [height, width, 3]."
-        )
+        raise UserError(f"render of {name} gives {image.dtype}{list(image.shape)}; expected uint8 [height, width, 3].")
     return image

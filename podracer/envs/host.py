@@ -59,6 +59,10 @@ class HostEnvironment(Protocol):
         ...
 
 
+# A host environment that can be drawn also has `start_drawn(seed) -> HostBatch` of one environment, and that batch
+# `render() -> uint8 [height, width, 3]` (numpy).
+
+
 class ResetTracker:
     """Time steps of a batch that resets itself in the step after an end (envpool, Gymnasium's NEXT_STEP).
 

@@ -70,6 +70,41 @@ def test_the_seed_decides_the_episodes():
     assert (one != other).any()
 
 
+def test_games_on_the_host_are_drawn_as_they_draw_themselves():
+    """Scripted episodes of 3, 1 and 5 steps: a picture per step and per reset, whose colour is the step's number."""
+    pytest.importorskip("gymnasium")
+    env = envs.make("gymnasium/tests.envs.scripted_gymnasium:PodracerScripted-v0")
+    frames = playing(env, episodes=3, seed=5)
+    assert [int(frame[0, 0, 0]) for frame in frames] == [0, 1, 2, 3, 0, 1, 0, 1, 2, 3, 4, 5]
+    assert len(playing(env, episodes=3, max_steps=4)) == 5
+
+
+def test_atari_is_drawn_in_colour():
+    pytest.importorskip("envpool")
+    frames = playing(envs.make("atari/Pong"), max_steps=30)
+    assert len(frames) == 31 and {frame.shape for frame in frames} == {(210, 160, 3)}
+    assert any((frame != frames[0]).any() for frame in frames) and (frames[0][..., 0] != frames[0][..., 2]).any()
+
+
+def test_a_compiled_environment_on_the_host_is_drawn_as_by_itself():
+    one, other = (playing(env, episodes=2) for env in (envs.on_host(envs.Catch(), 3), envs.Catch()))
+    np.testing.assert_array_equal(np.stack(one), np.stack(other))
+
+
+def test_what_can_be_drawn_is_known_before():
+    drawn = [envs.Catch(), envs.Batch(envs.Catch()), envs.on_host(envs.Catch()), envs.make("gymnasium/CartPole-v1")]
+    assert all(render.can_draw(env) for env in [*drawn, envs.TimeLimit(envs.Catch(), 3)])
+    assert not render.can_draw(Scripted()) and not render.can_draw(envs.on_host(Scripted()))
+
+    class Bare:
+        spec, batch_size = envs.Catch().spec, 3
+
+        def start(self, seeds): ...
+
+    with pytest.raises(UserError, match=r"catch cannot be drawn; expected an environment with start_drawn\(seed\)"):
+        playing(Bare())
+
+
 def frames_of(height, width, number=7):
     return [np.full((height, width, 3), 30 * n, np.uint8) for n in range(number)]
 
