@@ -60,19 +60,18 @@ _OWN: dict[str, tuple[Callable[..., Any], str]] = {
     ),
     "memory-chain": (MemoryChain, "repeat a cue seen some steps before: needs a memory"),
 }
-_FAMILIES: dict[str, tuple[Callable[..., Any], tuple[str, ...], str]] = {
-    "gymnax": (Gymnax, gymnax.NAMES, "gymnax"),
+_FAMILIES: dict[str, tuple[Callable[..., Any], dict[str, str]]] = {
+    "gymnax": (Gymnax, gymnax.NAMES),
     "minatar": (
         lambda name, **options: Gymnax(f"{name}-MinAtar", **options),
-        ("Asterix", "Breakout", "Freeway", "Seaquest", "SpaceInvaders"),
-        "MinAtar, 10 x 10 planes (gymnax)",
+        {name.removesuffix("-MinAtar"): text for name, text in gymnax.NAMES.items() if name.endswith("-MinAtar")},
     ),
-    "brax": (Brax, brax.NAMES, "rigid-body task of brax, continuous actions"),
-    "jumanji": (Jumanji, jumanji.NAMES, "combinatorial task of jumanji"),
-    "navix": (Navix, navix.NAMES, "MiniGrid task of navix"),
-    "xminigrid": (XMiniGrid, xminigrid.NAMES, "grid world of XLand-MiniGrid; XLand-* wants --env.benchmark NAME"),
-    "craftax": (Craftax, craftax.NAMES, "open world of craftax"),
-    "pgx": (Pgx, pgx.NAMES, "game of pgx; opponent='random', 'self' or a function"),
+    "brax": (Brax, dict.fromkeys(brax.NAMES, "rigid-body task of brax, continuous actions")),
+    "jumanji": (Jumanji, jumanji.NAMES),
+    "navix": (Navix, dict.fromkeys(navix.NAMES, "MiniGrid task of navix")),
+    "xminigrid": (XMiniGrid, xminigrid.NAMES),
+    "craftax": (Craftax, dict.fromkeys(craftax.NAMES, "open world: mine, craft, fight, descend")),
+    "pgx": (Pgx, dict.fromkeys(pgx.NAMES, "game of pgx; opponent='random', 'self' or a function")),
 }
 # Environments on the host, which only Sebulba drives; one line each, as a library may have hundreds.
 _HOST_FAMILIES: dict[str, tuple[Callable[..., Any], str, tuple[str, ...], str]] = {
@@ -92,7 +91,7 @@ def names() -> list[tuple[str, str]]:
     """`(name, one-line description)` of everything that `make` knows, without importing the libraries."""
     own = [(name, description) for name, (_, description) in _OWN.items()]
     jitted = [
-        (f"{family}/{name}", description) for family, (_, members, description) in _FAMILIES.items() for name in members
+        (f"{family}/{name}", text) for family, (_, members) in _FAMILIES.items() for name, text in members.items()
     ]
     return own + jitted + [(f"{family}/{word}", text) for family, (_, word, _, text) in _HOST_FAMILIES.items()]
 
@@ -135,7 +134,7 @@ def make(name: str, **options: Any) -> Any:
             raise UserError(f"batch_size is no option of {name} but a setting of the run: --batch-size.")
         return _HOST_FAMILIES[family][0](member, **options)
     if slash and family in _FAMILIES:
-        factory, _, _ = _FAMILIES[family]
+        factory, _ = _FAMILIES[family]
         try:
             return factory(member, **options)
         except TypeError as error:

@@ -13,14 +13,34 @@ from podracer.envs import adapting, api
 from podracer.errors import UserError, unknown
 
 # What `names()` lists without importing gymnax; other names that the installed gymnax knows work as well.
-_LISTED = (
-    "CartPole-v1 Pendulum-v1 Acrobot-v1 MountainCar-v0 MountainCarContinuous-v0 "
-    "Asterix-MinAtar Breakout-MinAtar Freeway-MinAtar Seaquest-MinAtar SpaceInvaders-MinAtar "
-    "Catch-bsuite DeepSea-bsuite MemoryChain-bsuite UmbrellaChain-bsuite DiscountingChain-bsuite "
-    "MNISTBandit-bsuite SimpleBandit-bsuite FourRooms-misc MetaMaze-misc PointRobot-misc BernoulliBandit-misc "
-    "GaussianBandit-misc Reacher-misc Swimmer-misc Pong-misc FrozenLake-misc"
-)
-NAMES = tuple(_LISTED.split())
+NAMES = {
+    "CartPole-v1": "balance a pole on a cart",
+    "Pendulum-v1": "swing a pendulum up and hold it; continuous actions",
+    "Acrobot-v1": "swing two joined links above a line",
+    "MountainCar-v0": "rock a weak car up a hill",
+    "MountainCarContinuous-v0": "rock a weak car up a hill; continuous actions",
+    "Asterix-MinAtar": "collect treasure, avoid enemies; 10 x 10 planes",
+    "Breakout-MinAtar": "break bricks with a ball; 10 x 10 planes",
+    "Freeway-MinAtar": "cross a road between cars; 10 x 10 planes",
+    "Seaquest-MinAtar": "rescue divers, shoot, mind the oxygen; 10 x 10 planes",
+    "SpaceInvaders-MinAtar": "shoot aliens before they land; 10 x 10 planes",
+    "Catch-bsuite": "catch a falling ball with a paddle",
+    "DeepSea-bsuite": "dive to a treasure that random actions hardly ever find: explore",
+    "MemoryChain-bsuite": "repeat a cue seen some steps before: remember",
+    "UmbrellaChain-bsuite": "take the right umbrella at the start, for rain at the end: assign credit",
+    "DiscountingChain-bsuite": "choose between rewards that come sooner or later",
+    "MNISTBandit-bsuite": "classify a digit, one step (gymnax loads MNIST)",
+    "SimpleBandit-bsuite": "find the best of eleven arms",
+    "FourRooms-misc": "walk to a goal between the walls of four rooms",
+    "MetaMaze-misc": "learn the way through a maze within one episode",
+    "PointRobot-misc": "find a hidden goal on a circle, within one episode",
+    "BernoulliBandit-misc": "find the better of two arms, within one episode",
+    "GaussianBandit-misc": "find the better of two arms with noisy rewards, within one episode",
+    "Reacher-misc": "reach a target with an arm of two joints; continuous actions",
+    "Swimmer-misc": "swim forwards with a chain of links; continuous actions",
+    "Pong-misc": "play Pong on a small field",
+    "FrozenLake-misc": "cross a frozen lake without falling into a hole",
+}
 NEVER = 2**30  # a time limit that no episode reaches
 
 

@@ -14,12 +14,31 @@ import numpy as np
 from podracer.envs import adapting, api
 from podracer.errors import UserError, unknown
 
-_LISTED = (
-    "BinPack-v2 CVRP-v1 Cleaner-v0 FlatPack-v0 Game2048-v1 GraphColoring-v1 JobShop-v0 Knapsack-v1 MMST-v0 Maze-v0 "
-    "Minesweeper-v0 PacMan-v1 RobotWarehouse-v0 RubiksCube-v0 RubiksCube-partly-scrambled-v0 SlidingTilePuzzle-v0 "
-    "Snake-v1 Sokoban-v0 Sudoku-v0 Sudoku-very-easy-v0 TSP-v1 Tetris-v0"
-)
-NAMES = tuple(_LISTED.split())
+# What `names()` lists without importing jumanji; other names that the installed jumanji knows work as well.
+NAMES = {
+    "BinPack-v2": "pack boxes into a container",
+    "CVRP-v1": "serve all customers with one vehicle of limited load, on the shortest way",
+    "Cleaner-v0": "several cleaners sweep every tile of a maze",
+    "FlatPack-v0": "lay rotated blocks so that they cover a grid",
+    "Game2048-v1": "slide and merge tiles to 2048",
+    "GraphColoring-v1": "colour a graph with few colours, neighbours in different ones",
+    "JobShop-v0": "schedule jobs on machines, in the shortest time",
+    "Knapsack-v1": "choose items of the greatest value that fit the budget",
+    "MMST-v0": "connect several sets of nodes of one graph by trees that share no node",
+    "Maze-v0": "find the way to a target in a random maze",
+    "Minesweeper-v0": "open all cells without a mine",
+    "PacMan-v1": "eat all pellets, flee the ghosts",
+    "RobotWarehouse-v0": "several robots bring requested shelves to the goals",
+    "RubiksCube-v0": "solve a cube after 100 random turns",
+    "RubiksCube-partly-scrambled-v0": "solve a cube after 7 random turns",
+    "SlidingTilePuzzle-v0": "order the tiles of a 5 x 5 puzzle",
+    "Snake-v1": "eat fruit and grow, without biting yourself",
+    "Sokoban-v0": "push four boxes onto their targets",
+    "Sudoku-v0": "fill in a Sudoku, any of 10,000",
+    "Sudoku-very-easy-v0": "fill in a Sudoku with few empty cells",
+    "TSP-v1": "visit 20 cities on the shortest tour",
+    "Tetris-v0": "drop blocks, clear full rows",
+}
 
 
 @dataclasses.dataclass(frozen=True, init=False)

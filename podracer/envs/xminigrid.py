@@ -26,7 +26,11 @@ _LISTED = (
     "XLand-MiniGrid-R6-17x17 XLand-MiniGrid-R6-19x19 XLand-MiniGrid-R9-16x16 XLand-MiniGrid-R9-19x19 "
     "XLand-MiniGrid-R9-25x25"
 )
-NAMES = tuple(_LISTED.split())
+NAMES = dict.fromkeys(_LISTED.split(), "MiniGrid task of XLand-MiniGrid") | {
+    name: "a world of rooms for the tasks of --env.benchmark NAME"
+    for name in _LISTED.split()
+    if name.startswith("XLand-")
+}
 
 
 @dataclasses.dataclass(frozen=True, init=False)

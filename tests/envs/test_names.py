@@ -91,6 +91,7 @@ def test_every_name_has_one_line():
     listed = envs.names()
     assert len({name for name, _ in listed}) == len(listed)
     assert all(description and "\n" not in description for _, description in listed)
+    assert dict(listed)["minatar/Breakout"] == dict(listed)["gymnax/Breakout-MinAtar"]
     assert {"gymnax/CartPole-v1", "minatar/Breakout", "brax/ant", "jumanji/Snake-v1", "pgx/chess"} <= {
         name for name, _ in listed
     }
