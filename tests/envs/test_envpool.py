@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import numpy as np
 import pytest
 
 from podracer.envs import api
 from podracer.envs.atari_protocol import CLASSIC_ATARI, Atari
-from podracer.envs.envpool import Envpool
+from podracer.envs.envpool import Envpool, _EnvpoolBatch
 from podracer.envs.host import ResetTracker
 from podracer.errors import UserError
 
@@ -97,6 +99,80 @@ def test_frames_have_the_size_that_was_asked_for():
     batch = recipe.start([1, 2])
     assert batch.reset().timestep.observation.shape == (2, 2, 42, 42)
     batch.close()
+
+
+class ScriptedPool:
+    """What envpool says of Breakout with life loss as an end, for games whose lives have chosen lengths.
+
+    A game is a list of lives' lengths, and whether it is cut in the middle of its last one instead of lost. The step
+    after an end is a reset: of the life only (the count of steps stays), or of the whole game.
+    """
+
+    GAMES = (([2, 1, 3], False), ([1, 4], True), ([3], False), ([1, 1], True))
+
+    def __init__(self, size, recipe):
+        self.made = recipe._envpool_spec()
+        self.observation_space, self.action_space = self.made.observation_space, self.made.action_space
+        self.shape = (size, *self.observation_space.shape)
+        self.game, self.life, self.at, self.elapsed, self.over = (np.zeros(size, int) for _ in range(5))
+        self.game += np.arange(size)
+
+    def reset(self):
+        return np.zeros(self.shape, np.uint8), {}
+
+    def step(self, action):
+        size = len(action)
+        reward, terminated, truncated, lost = (np.zeros(size, kind) for kind in (np.float32, bool, bool, np.int32))
+        for i in range(size):
+            lives, cut = self.GAMES[self.game[i] % len(self.GAMES)]
+            if self.over[i]:
+                self.life[i], self.at[i] = self.life[i] + 1, 0
+                if self.over[i] == 2:
+                    self.game[i], self.life[i], self.elapsed[i] = self.game[i] + 1, 0, 0
+                self.over[i] = 0
+                reward[i] = 99.0  # an emulator may report anything here; it is nobody's
+                continue
+            self.at[i], self.elapsed[i], reward[i] = self.at[i] + 1, self.elapsed[i] + 1, 3.0 + action[i]
+            if self.at[i] == lives[self.life[i]]:
+                last = self.life[i] == len(lives) - 1
+                truncated[i], terminated[i], lost[i] = last and cut, not (last and cut), last and not cut
+                self.over[i] = 2 if last else 1
+        info = {"reward": reward, "terminated": lost, "elapsed_step": self.elapsed.copy()}
+        return np.zeros(self.shape, np.uint8), reward, terminated, truncated, info
+
+
+def test_scores_are_those_of_games_and_ends_those_of_lives_against_numpy():
+    """Lives lost with others left, games cut with lives left: what is learned ends, what is counted does not."""
+    size, length = 5, 60
+    recipe = Envpool("Breakout-v5", size, dataclasses.replace(CLASSIC_ATARI, image_size=8, stack=1))
+    batch = _EnvpoolBatch(ScriptedPool(size, recipe), recipe)
+    actions = np.random.default_rng(0).integers(0, 4, (length, size))
+    steps = [batch.reset(), *(batch.step(action) for action in actions)]
+    scores = np.cumsum([step.score for step in steps], 0)
+    for i in range(size):
+        t, before, game = 0, 0.0, i
+        while True:
+            lives, cut = ScriptedPool.GAMES[game % len(ScriptedPool.GAMES)]
+            earned = 0.0
+            for number, life in enumerate(lives):
+                for at in range(1, life + 1):
+                    t += 1
+                    if t > length:
+                        break
+                    step, last = steps[t], at == life
+                    over, end = last and number == len(lives) - 1, last and not (cut and number == len(lives) - 1)
+                    earned += 3.0 + actions[t - 1, i]
+                    assert step.timestep.valid[i] and not step.timestep.first[i] and step.timestep.reward[i] == 1.0
+                    assert step.timestep.discount[i] == (0.0 if end else 1.0) and step.game_over[i] == over
+                    assert step.score[i] == 3.0 + actions[t - 1, i]
+                t += 1  # the reset
+                if t > length:
+                    break
+                assert steps[t].timestep.first[i] and not steps[t].timestep.valid[i] and steps[t].score[i] == 0.0
+            if t > length:
+                break
+            assert scores[t, i] - before == earned
+            before, game = scores[t, i], game + 1
 
 
 def test_dicts_and_boxes_of_other_tasks():
