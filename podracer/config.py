@@ -15,7 +15,7 @@ from podracer.envs.atari_protocol import Atari
 from podracer.envs.batch import Batch
 from podracer.envs.host import OnHost
 from podracer.errors import UserError, unknown
-from podracer.plugins import blame, is_reference, load_object
+from podracer.plugins import blame, check_call, is_reference, load_object
 from podracer.specs import features
 from podracer.types import Agent
 
@@ -104,7 +104,8 @@ def network_recipe(name: str) -> Any:
                     f"{name} is a class; expected a function (observation_spec, rngs) -> module that uses it."
                 )
             with blame(name):
-                return recipe()  # a recipe with its defaults
+                recipe = recipe()  # with its defaults
+        check_call(name, recipe, "a function (observation_spec, rngs) -> module", None, None)
         return recipe
     if name not in NETWORKS:
         do = f"There are {', '.join(sorted(NETWORKS))}. {NAME_A_FILE.format('network')}"
@@ -121,9 +122,11 @@ def make_agent(spec: Any, maker: Callable, config: Any = None, network: Any = No
     if network is None and default_of(maker, "network") is not None:
         network = default_network(maker, spec)
     given = {name: value for name, value in {"config": config, "network": network}.items() if value is not None}
+    name = getattr(maker, "__name__", maker)
+    check_call(f"agent {name}", maker, "a function (spec, config=..., network=...) -> Agent", spec, **given)
     agent = maker(spec, **given)
     if not isinstance(agent, Agent):
-        raise UserError(f"agent {getattr(maker, '__name__', maker)} made a {type(agent).__name__}; expected an Agent.")
+        raise UserError(f"agent {name} made a {type(agent).__name__}; expected an Agent.")
     return agent
 
 

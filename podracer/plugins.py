@@ -5,10 +5,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import importlib.util
+import inspect
 import re
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -52,6 +53,57 @@ def blame(reference: str) -> Iterator[None]:
         yield
     except Exception as error:
         raise UserError(_describe(path, error)) from error
+
+
+def call(reference: str, maker: Callable[..., Any], options: dict[str, Any], flag: str) -> Any:
+    """`maker(**options)`, where `maker` is what `reference` names.
+
+    Args:
+      flag: what sets an option on the command line: "env" for `--env.OPTION`.
+
+    Raises:
+      UserError: it has no such option, lacks one that it needs, or fails; the message names the options.
+    """
+    known, needed = _options(maker)
+    for name in options:
+        if known is not None and name not in known:
+            there = f"It has: {', '.join(known)}." if known else "It has none."
+            raise UserError(f"{reference} has no option '{name}'.{closest(name, known)} {there}")
+    if missing := [name for name in needed if name not in options]:
+        raise UserError(f"{reference} needs {' and '.join(missing)}; expected --{flag}.{missing[0]} VALUE.")
+    try:
+        with blame(reference):
+            return maker(**options)
+    except UserError as error:
+        if not options:
+            raise
+        given = ", ".join(f"{name} = {value!r}" for name, value in options.items())
+        raise UserError(f"{str(error).rstrip('.')}. It was given {given}: change --{flag}.*.") from error
+
+
+def check_call(what: str, function: Callable[..., Any], expected: str, *positional: Any, **named: Any) -> None:
+    """Refuse a function of the user's that does not take the arguments that it is about to be called with.
+
+    Raises:
+      UserError: `what` is not `expected`.
+    """
+    try:
+        inspect.signature(function).bind(*positional, **named)
+    except TypeError as error:
+        raise UserError(f"{what} cannot be called: {error}; expected {expected}.") from error
+    except ValueError:  # it has no signature, and will say itself what it lacks
+        pass
+
+
+def _options(maker: Callable[..., Any]) -> tuple[list[str] | None, list[str]]:
+    """The names that a function or class takes (None: any), and those of them that have no default."""
+    try:
+        parameters = inspect.signature(maker).parameters.values()
+    except (TypeError, ValueError):  # written in C, or wrapped beyond recognition: it will say so itself
+        return None, []
+    named = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)]
+    open_ended = any(p.kind == p.VAR_KEYWORD for p in parameters)
+    return None if open_ended else [p.name for p in named], [p.name for p in named if p.default is p.empty]
 
 
 def _split(reference: str) -> tuple[Path, str]:

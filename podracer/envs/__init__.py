@@ -150,8 +150,7 @@ def _from_file(reference: str, options: dict[str, Any]) -> Any:
     if is_environment and options:
         raise UserError(f"{reference} is an environment already and takes no options; got {sorted(options)}.")
     if not is_environment and callable(found):
-        with plugins.blame(reference):
-            found = found(**options)
+        found = plugins.call(reference, found, options, "env")
     lacking = _missing(found)
     if lacking:
         raise UserError(

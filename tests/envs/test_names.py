@@ -178,7 +178,7 @@ def test_a_changed_file_is_read_again(write):
         ("x = 1\nimport no_such_module\n", "mine.py:2: ModuleNotFoundError: No module named 'no_such_module'"),
         ("import json\n\n\njson.loads('{')\n", "mine.py:4: JSONDecodeError: Expecting property name"),
         ("class Env:\n    def __init__(self):\n        raise KeyError('k')\n", "mine.py:3: KeyError: 'k'"),
-        ("def Env(size):\n    return size\n", "mine.py: TypeError: Env() missing 1 required positional argument"),
+        ("def Env(size):\n    return size\n", "mine.py:Env needs size; expected --env.size VALUE."),
         (
             "from podracer import envs\ndef Env():\n    return envs.make('ctch')\n",
             "mine.py:3: unknown environment 'ctch'",
@@ -202,6 +202,41 @@ def test_mistakes_in_a_file_name_its_line(write, text, message):
     path = write(text)
     with pytest.raises(UserError, match=re.escape(message)) as caught:
         envs.make(f"{path}:Env")
+    assert "\n" not in str(caught.value)
+
+
+STRICT = """
+    from podracer import envs
+
+    class Env(envs.Catch):
+        def __init__(self, size: int, fast=False):
+            if size < 1:
+                raise ValueError("size must be positive")
+            super().__init__(rows=size)
+
+    def loose(**options):
+        return envs.Catch(**options)
+
+    def none():
+        return envs.Catch()
+"""
+
+
+@pytest.mark.parametrize(
+    ("name", "options", "message"),
+    [
+        ("Env", {"siz": 3}, "mine.py:Env has no option 'siz'. Did you mean 'size'? It has: size, fast."),
+        ("Env", {"fast": True}, "mine.py:Env needs size; expected --env.size VALUE."),
+        ("Env", {"size": -1}, "mine.py:6: ValueError: size must be positive. It was given size = -1: change --env.*."),
+        ("Env", {"size": "x"}, "mine.py:5: TypeError: '<' not supported between instances of 'str' and 'int'."),
+        ("loose", {"row": 3}, "Catch.__init__() got an unexpected keyword argument 'row'. It was given row = 3"),
+        ("none", {"size": 3}, "mine.py:none has no option 'size'. It has none."),
+    ],
+)
+def test_wrong_options_of_a_file_name_them(write, name, options, message):
+    path = write(STRICT)
+    with pytest.raises(UserError, match=re.escape(message)) as caught:
+        envs.make(f"{path}:{name}", **options)
     assert "\n" not in str(caught.value)
 
 

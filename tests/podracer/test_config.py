@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 
 import pytest
 
@@ -194,6 +195,27 @@ def test_agents_and_networks_of_ones_own_are_named_by_their_file(tmp_path):
             config.build(dataclasses.replace(recipe, agent=f"{path}:{name}"))
     with pytest.raises(UserError, match="is a int; expected a function"):
         config.network_recipe(f"{path}:number")
+
+
+@pytest.mark.parametrize(
+    "text, says",
+    [
+        ("def agent(): ...", "agent agent cannot be called: too many positional arguments; expected a function (spec"),
+        ("def agent(spec, size): ...", "missing a required argument: 'size'; expected a function (spec, config=..."),
+    ],
+)
+def test_agents_of_ones_own_with_a_wrong_signature_are_one_sentence(tmp_path, text, says):
+    path = tmp_path / "mine.py"
+    path.write_text(text)
+    with pytest.raises(UserError, match=re.escape(says)):
+        config.make_agent(envs.Catch().spec, config.agent_maker(f"{path}:agent"))
+
+
+def test_networks_of_ones_own_with_a_wrong_signature_are_one_sentence(tmp_path):
+    path = tmp_path / "mine.py"
+    path.write_text("def network(observation_spec): ...")
+    with pytest.raises(UserError, match=re.escape("expected a function (observation_spec, rngs) -> module.")):
+        config.network_recipe(f"{path}:network")
 
 
 def test_config_files_that_are_none_are_one_sentence(tmp_path):
