@@ -151,6 +151,11 @@ def _from_file(reference: str, options: dict[str, Any]) -> Any:
         raise UserError(f"{reference} is an environment already and takes no options; got {sorted(options)}.")
     if not is_environment and callable(found):
         found = plugins.call(reference, found, options, "env")
+    if hasattr(found, "observation_space") and hasattr(found, "action_space"):
+        raise UserError(
+            f"{reference} is an environment of Gymnasium; expected one of podracer. Register it with "
+            "gymnasium.register in a module, and name it as gymnasium/MODULE:ID."
+        )
     lacking = _missing(found)
     if lacking:
         raise UserError(

@@ -44,9 +44,8 @@ def atari(game: str, num_threads: int = 0, **given: Any) -> Envpool:
       UserError: there is no such game or option.
     """
     if game not in GAMES:
-        raise unknown(
-            "environment", f"atari/{game}", [f"atari/{name}" for name in GAMES], "See podracer/envs/envpool.py."
-        )
+        known = [f"atari/{name}" for name in GAMES]
+        raise unknown("environment", f"atari/{game}", known, "Names are written as in atari/MsPacman.")
     return Envpool(f"{game}-v5", atari=options(f"atari/{game}", given, ("num_threads",)), num_threads=num_threads)
 
 

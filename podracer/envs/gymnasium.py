@@ -12,6 +12,8 @@ from __future__ import annotations
 import dataclasses
 import functools
 import importlib
+import os
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, get_args
 
@@ -62,7 +64,7 @@ class Gymnasium:
         gymnasium, (module, _, short) = _library(), self.id.rpartition(":")
         try:
             if module:
-                importlib.import_module(module)
+                _import(module)
             gymnasium.spec(short)
         except ImportError as error:
             raise UserError(f"{self.name} imports {module}, which fails: {error}. Expected module:ID.") from error
@@ -112,6 +114,9 @@ class Gymnasium:
         Raises:
           UserError: the environment does not draw itself.
         """
+        # Many environments draw with SDL, which would look for a screen and a loudspeaker.
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")
+        os.environ.setdefault("SDL_AUDIODRIVER", "dummy")
         made = self.make_one()
         supported = made.metadata.get("render_modes", [])
         made.close()
@@ -253,6 +258,18 @@ def _check(name: str, space: Any, observation: Any, path: str = "observation") -
             f"{name}: {path} has shape {np.shape(observation)}; expected {tuple(space.shape)}, as its "
             "observation_space says. Change one of them."
         )
+
+
+def _import(module: str) -> None:
+    """Import what registers an environment: from where Python finds it, or from the working directory."""
+    try:
+        importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        here = os.getcwd()
+        if error.name != module.partition(".")[0] or here in sys.path:
+            raise
+        sys.path.append(here)  # for good: processes that are started later look there, too
+        importlib.import_module(module)
 
 
 def _library() -> Any:

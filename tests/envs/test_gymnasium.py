@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import sys
 
 import numpy as np
 import pytest
@@ -118,6 +119,18 @@ def test_observations_other_than_said_are_refused():
     assert env.spec.observation.shape == (3,)
     with pytest.raises(UserError, match=rf"{name}: an observation is not as its observation_space says, Box.*\(3,\)"):
         play(env, [0, 2], [np.zeros(2, np.int32)] * 4)
+
+
+def test_a_module_in_the_working_directory_registers_an_environment(tmp_path, monkeypatch):
+    (tmp_path / "podracer_test_mine.py").write_text(
+        "import gymnasium\n"
+        "from tests.envs.scripted_gymnasium import Scripted\n"
+        "gymnasium.register('PodracerMine-v0', Scripted)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    env = envs.on_host(envs.make("gymnasium/podracer_test_mine:PodracerMine-v0"), 2)
+    assert play(env, [1, 2], [np.zeros(2, np.int32)])[1].score.tolist() == [1.0, 1.0]
 
 
 @pytest.mark.slow

@@ -184,6 +184,10 @@ def test_a_changed_file_is_read_again(write):
             "mine.py:3: unknown environment 'ctch'",
         ),
         ("class Env:\n    spec = 1\n    def start(self, seeds): ...\n", "gives a Env without batch_size"),
+        (
+            "class Env:\n    observation_space = action_space = spec = 1\n",
+            "mine.py:Env is an environment of Gymnasium; expected one of podracer. Register it",
+        ),
         ("Enw = 3\n", "unknown object 'Env'. Did you mean 'Enw'"),
         ("Env = 3\n", "mine.py:Env gives a int without spec and reset and step"),
         ("class Env:\n    spec = 1\n    def reset(self, key): ...\n", "gives a Env without step"),
