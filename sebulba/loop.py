@@ -114,18 +114,23 @@ class Sebulba:
             check_number(name, value, minimum=1)
         self.agent, self.env, self.topology = agent, env, topology
         self.unroll_length, self.lag, self.accumulate, self.seed = unroll_length, lag, accumulate, seed
-        self.supervisor = Supervisor(stall_timeout_s)
+        self._stall_timeout_s = stall_timeout_s
         self._key = jax.random.key(seed)
         count = topology.num_threads * accumulate
         self.learner = Learner(agent, topology.learner_mesh, count, learner_splits, self._key)
         self._programs = ActorPrograms(agent, len(topology.learner_cores))
-        self._store = ParamStore(topology.actor_cores, lag.updates + 1, self.supervisor)
+        self._renew()
         self._rollout_steps = unroll_length * env.batch_size
         self.steps_per_update = count * self._rollout_steps * jax.process_count()  # over all hosts
         self._num_trajectories, self.learner_splits = count, learner_splits
         self._dropped = self._first_version = 0
         self._rollouts = [0] * topology.num_threads
         check_divides("batch_size per learner core", self._learner_batch, "learner_splits", learner_splits)
+
+    def _renew(self) -> None:
+        """What serves one `run` only."""
+        self.supervisor = Supervisor(self._stall_timeout_s)
+        self._store = ParamStore(self.topology.actor_cores, self.lag.updates + 1, self.supervisor)
 
     @property
     def _learner_batch(self) -> int:
@@ -180,7 +185,7 @@ class Sebulba:
     ) -> None:
         """Train until `num_updates` updates have been made, or `on_update` (called in the learner thread) says stop.
 
-        However it ends, no thread is left and `learner.state` is that after a whole update. It runs once.
+        However it ends, no thread is left and `learner.state` is that after a whole update; another call goes on.
 
         Args:
           num_updates: counted from the beginning of the run.
@@ -191,6 +196,8 @@ class Sebulba:
         Raises:
           the first exception of any thread.
         """
+        if self.supervisor.stopping.is_set():
+            self._renew()
         topology, supervisor = self.topology, self.supervisor
         self._first_version = self.learner.updates
         size = self.accumulate * (self.lag.updates + 1)
@@ -279,7 +286,7 @@ class Sebulba:
 
 def _zeros(spec: Any, batch_size: int) -> Any:
     """Observations [B, ...] of a spec; action masks allow everything."""
-    return jax.tree.map(lambda leaf: np.full((batch_size, *leaf.shape), leaf.dtype == bool, leaf.dtype), spec)
+    return jax.tree.map(lambda leaf: np.full((batch_size, *leaf.shape), np.dtype(leaf.dtype) == bool, leaf.dtype), spec)
 
 
 def _start(observation: Any, batch_size: int) -> TimeStep:

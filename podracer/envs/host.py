@@ -139,12 +139,16 @@ class _Bridge:
         return HostStep(timestep, np.where(timestep.valid, timestep.reward, np.float32(0)), game_over)
 
 
-_CACHE: dict[Batch, tuple[Any, Any]] = {}
+_CACHE: dict[Any, tuple[Batch, Any, Any]] = {}
 
 
 def _compiled(batch: Batch) -> tuple[Any, Any]:
     """`init` and `step` of a batch, compiled once for all threads."""
-    if batch not in _CACHE:
+    try:
+        key: Any = (hash(batch), batch)
+    except TypeError:  # an environment with a dict in it, its spec for instance: known by identity
+        key = id(batch)
+    if key not in _CACHE:
 
         def keys(seeds):
             return jax.vmap(jax.random.key)(seeds)
@@ -152,8 +156,8 @@ def _compiled(batch: Batch) -> tuple[Any, Any]:
         def step(state, action, seeds, number):
             return batch.step(state, action, jax.vmap(jax.random.fold_in, (0, None))(keys(seeds), number))
 
-        _CACHE[batch] = jax.jit(lambda seeds: batch.init(keys(seeds))), jax.jit(step)
-    return _CACHE[batch]
+        _CACHE[key] = batch, jax.jit(lambda seeds: batch.init(keys(seeds))), jax.jit(step)
+    return _CACHE[key][1:]
 
 
 def is_host(env: Any) -> bool:
