@@ -182,6 +182,7 @@ class Sebulba:
         on_update: Callable[[Update], bool],
         restarts: int = 0,
         interrupted: Callable[[], bool] = lambda: False,
+        last_words: Callable[[list[str]], None] = lambda names: None,
     ) -> None:
         """Train until `num_updates` updates have been made, or `on_update` (called in the learner thread) says stop.
 
@@ -192,6 +193,7 @@ class Sebulba:
           on_update: gets each `Update`; returns True to stop.
           restarts: how often this run was resumed; start states are then new ones.
           interrupted: asked often, in this thread; True stops all threads.
+          last_words: gets the names of threads that hang and cannot be stopped, before the process ends, status 70.
 
         Raises:
           the first exception of any thread.
@@ -220,7 +222,7 @@ class Sebulba:
                 supervisor.check()
                 time.sleep(0.02)
         finally:
-            supervisor.join()
+            supervisor.join(last_words)
         supervisor.check()
 
     def _act(self, thread: int, device: Any, queue: Queue, key: jax.Array, seeds: list[int], num_updates: int) -> None:

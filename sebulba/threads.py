@@ -111,13 +111,26 @@ class Supervisor:
             self.stopping.set()
             raise Stalled(f"no sign of life from {words}. The stacks of all threads are above.")
 
-    def join(self, deadline_s: float = 10.0) -> None:
-        """Stop all threads and wait for them. One that does not end, a C++ call that hangs, takes the process along."""
+    def join(self, last_words: Callable[[list[str]], None], deadline_s: float = 5.0) -> None:
+        """Stop all threads and wait for them. One that does not end, a C++ call that hangs, takes the process along.
+
+        Args:
+          last_words: gets the names of the threads that do not end, before the process does.
+        """
         self.stopping.set()
         until = time.monotonic() + deadline_s
         for thread in self._threads:
             thread.join(max(until - time.monotonic(), 0.01))
         if self.alive():
-            print(f"threads {', '.join(self.alive())} do not end; leaving without them", file=sys.stderr, flush=True)
-            faulthandler.dump_traceback(sys.stderr, all_threads=True)
-            os._exit(70)
+            error = sys.exception()
+            if error is not None:
+                print(f"podracer: {type(error).__name__}: {error}", file=sys.stderr)
+            if not isinstance(error, Stalled):
+                faulthandler.dump_traceback(sys.stderr, all_threads=True)
+            try:
+                last_words(self.alive())
+            finally:
+                print(
+                    f"threads {', '.join(self.alive())} do not end; leaving without them", file=sys.stderr, flush=True
+                )
+                os._exit(70)

@@ -197,7 +197,8 @@ def _run(
             training.ask()
         if last > loop.learner.updates or evaluation_due:
             training.start()
-            loop.run(last, training.take, run.restarts, lambda: interruption.signal is not None)
+            stop = lambda: interruption.signal is not None
+            loop.run(last, training.take, run.restarts, stop, training.save_without)
         training.drain()
         if interruption.signal is not None:
             training.save()
@@ -289,6 +290,11 @@ class _Training:
         steps, state = self._report.steps_after(learner.updates), learner.state
         run.steps = steps
         self._checkpoints.save(steps, state.params, state._replace(params=()), meta)
+
+    def save_without(self, hanging: list[str]) -> None:
+        """Write a checkpoint although these threads hang; where the learner does, there is no state to save."""
+        if "learner" not in hanging:
+            self.save()
 
     def _row(self) -> None:
         run = self._run
