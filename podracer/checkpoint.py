@@ -6,8 +6,10 @@ evaluated best). Params are an item of their own, so that evaluation needs nothi
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import pathlib
+import shutil
 from typing import Any
 
 import jax
@@ -40,28 +42,52 @@ class Checkpoints:
         """
         import orbax.checkpoint as ocp
 
+        self._finish_replacing()
+        shutil.rmtree(self._beside, ignore_errors=True)  # of a run that was killed there
+        if self._is_complete(steps):
+            return self._replace(steps, params, state, meta)
         items = {name: _to_dict(tree) for name, tree in {"params": params, "state": state}.items()}
         saved = {name: ocp.args.StandardSave(leaves) for name, leaves in items.items() if leaves}
         meta = {"format": FORMAT, "steps": steps, **meta}
         manager = self._open(create=True)
         for old in manager.all_steps():
-            if old == steps or not self._is_complete(old):
-                manager.delete(old)  # of a run that was killed there, and came here again
+            if not self._is_complete(old):
+                manager.delete(old)  # of a run that was killed there
         manager.save(steps, args=ocp.args.Composite(meta=ocp.args.JsonSave(meta), **saved), force=True)
         manager.wait_until_finished()
+
+    def _replace(self, steps: int, params: Any, state: Any, meta: dict[str, Any]) -> None:
+        """Write the checkpoint beside the one of the same name, and swap them: a kill leaves one of them readable."""
+        beside = Checkpoints(self._beside)
+        beside.save(steps, params, state, meta)
+        beside.close()
+        (self.directory / str(steps)).rename(self._beside / "old")
+        self._finish_replacing()
+        shutil.rmtree(self._beside)
+
+    @property
+    def _beside(self) -> pathlib.Path:
+        return self.directory / "replacing"
+
+    def _finish_replacing(self) -> None:
+        """Fill the place that `_replace` left empty between its two renames. Readers may do so while it goes on."""
+        for new in self._beside.glob("*"):
+            place = self.directory / new.name
+            if new.name.isdigit() and _is_complete(new) and not place.exists():
+                with contextlib.suppress(FileNotFoundError):  # someone else was quicker
+                    new.rename(place)
+                if self._manager is not None:
+                    self._manager.reload()
 
     def steps(self) -> list[int]:
         """The complete checkpoints there are, oldest first."""
         if not self.directory.is_dir():
             return []
+        self._finish_replacing()
         return sorted(steps for steps in self._open().all_steps() if self._is_complete(steps))
 
     def _is_complete(self, steps: int) -> bool:
-        """Whether all of a checkpoint is there, as far as names tell: a copy or a deletion may have stopped halfway."""
-        directory = self.directory / str(steps)
-        return (directory / "_CHECKPOINT_METADATA").is_file() and all(
-            (directory / item).is_dir() for item in ("meta", "params")
-        )
+        return _is_complete(self.directory / str(steps))
 
     def meta(self, steps: int | None = None) -> dict[str, Any]:
         """The `meta` of one checkpoint (None: the newest).
@@ -144,6 +170,13 @@ class Checkpoints:
                 create,
             )
         return self._manager
+
+
+def _is_complete(directory: pathlib.Path) -> bool:
+    """Whether all of a checkpoint is there, as far as names tell: a copy or a deletion may have stopped halfway."""
+    return (directory / "_CHECKPOINT_METADATA").is_file() and all(
+        (directory / item).is_dir() for item in ("meta", "params")
+    )
 
 
 def _to_dict(tree: Any, data_only: bool = True) -> dict[str, Any]:

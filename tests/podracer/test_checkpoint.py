@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
+import signal
+import subprocess
+import sys
 from typing import Any, NamedTuple
 
 import jax
@@ -99,6 +103,73 @@ def test_a_checkpoint_can_be_written_again(saved):
     saved.save(7, {"w": jnp.zeros((2, 3))}, everything(4), {})
     tiny.assert_same(saved.state(everything(0)), everything(4))
     assert saved.steps() == [7]
+
+
+KILLED = """
+import os, pathlib, shutil, signal, sys
+import jax.numpy as jnp, numpy as np
+import orbax.checkpoint
+from podracer.checkpoint import Checkpoints
+
+whole, work = (pathlib.Path(name) for name in sys.argv[1:])
+
+def in_a_child(function, *arguments):
+    # A fork is quick, as everything is imported, and safe, as JAX has started nothing in this process.
+    child = os.fork()
+    if child == 0:
+        signal.alarm(60)
+        os._exit(function(*arguments) or 0)
+    return os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+
+def save(operations):
+    # Die at the operation on a directory after so many.
+    def mortal(function):
+        def call(*arguments, **options):
+            nonlocal operations
+            operations -= 1
+            if operations < 0:
+                os.kill(os.getpid(), signal.SIGKILL)
+            return function(*arguments, **options)
+        return call
+    for name in ("mkdir", "rename", "rmdir"):
+        setattr(os, name, mortal(getattr(os, name)))
+    Checkpoints(work, 1).save(5, {"w": jnp.full(3, 2.0)}, (), {"score": 2})
+
+def read():
+    checkpoints = Checkpoints(work, 1)
+    assert checkpoints.steps() == [5]
+    score = checkpoints.meta()["score"]
+    np.testing.assert_array_equal(checkpoints.params({"w": jnp.ones(3)})["w"], np.full(3, score))
+    return score
+
+def save_again():
+    Checkpoints(work, 1).save(5, {"w": jnp.full(3, 3.0)}, (), {"score": 3})
+    assert read() == 3 and [path.name for path in work.iterdir()] == ["5"]
+
+for operations in range(200):
+    shutil.rmtree(work, ignore_errors=True)
+    shutil.copytree(whole, work)
+    status = in_a_child(save, operations)
+    print(status, in_a_child(read), in_a_child(save_again), flush=True)
+    if status != -signal.SIGKILL:
+        break
+"""
+
+
+def test_replacing_a_checkpoint_leaves_one_wherever_it_is_killed(tmp_path):
+    """Killed before each operation on a directory in turn: the old or the new one is read, and the rest cleaned up."""
+    checkpoints = Checkpoints(tmp_path / "whole", 1)
+    checkpoints.save(5, {"w": jnp.full(3, 1.0)}, (), {"score": 1})
+    checkpoints.close()
+    command = [sys.executable, "-c", KILLED, str(tmp_path / "whole"), str(tmp_path / "best")]
+    environment = {**os.environ, "JAX_PLATFORMS": "cpu"}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, env=environment)
+    rows = [tuple(map(int, line.split())) for line in done.stdout.splitlines()]
+    assert done.returncode == 0 and len(rows) > 10, (done.stdout, done.stderr)
+    statuses, scores, again = zip(*rows, strict=True)
+    assert statuses == (-signal.SIGKILL,) * (len(rows) - 1) + (0,), done.stderr
+    assert list(scores) == sorted(scores) and set(scores) == {1, 2}, (scores, done.stderr)
+    assert set(again) == {0}, done.stderr
 
 
 def test_half_written_checkpoints_do_not_count(saved):
