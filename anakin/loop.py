@@ -25,6 +25,7 @@ import jax.numpy as jnp
 
 from podracer import mesh as cores
 from podracer.envs.batch import Batch
+from podracer.envs.host import jittable
 from podracer.errors import UserError, check_number, unknown
 from podracer.metrics import Episodes, EpisodeSums
 from podracer.types import Agent, LearnerState, TimeStep, Trajectory
@@ -128,7 +129,7 @@ class Anakin:
         for name, value in sizes.items():
             check_number(name, value, minimum=1, whole=True)
         self.agent, self.members, self.prng = agent, members, prng
-        self.batch = env if isinstance(env, Batch) else Batch(env)
+        self.batch = env if isinstance(env, Batch) else Batch(jittable(env))
         self.batch_per_core, self.unroll_length, self.updates_per_call = batch_per_core, unroll_length, updates_per_call
         self.mesh = cores.make(num_cores)
         if members is not None:

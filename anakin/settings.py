@@ -11,6 +11,7 @@ import jax
 from anakin.loop import Anakin, Members
 from podracer import mesh
 from podracer.envs.batch import Batch
+from podracer.envs.host import jittable
 from podracer.errors import UserError, check_number
 from podracer.settings import RunSettings
 from podracer.types import Agent
@@ -41,7 +42,7 @@ class Settings(RunSettings):
 
 def build_loop(agent: Agent, env: Any, settings: Settings, cores: int | None) -> Anakin:
     """The loop for these settings; nothing is compiled yet."""
-    batch = env if isinstance(env, Batch) else Batch(env, starts=settings.starts)
+    batch = env if isinstance(env, Batch) else Batch(jittable(env), starts=settings.starts)
     members = _members(agent, settings)
     num_cores = mesh.size(mesh.make(cores))
     updates = settings.updates_per_call

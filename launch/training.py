@@ -47,6 +47,8 @@ def _train(architecture: str, arguments: list[str]) -> None:
     preset = _preset(preset_name, env_name, agent_name)
     agent_config = config.default_of(maker, "config")
     network = config.default_of(maker, "network")
+    if envs.is_host_name(env_name):  # pictures are known before the flags of a network for them are read
+        network = config.default_network(maker, envs.make(env_name, **env_options).spec)
     settings = trainer.Settings()
     if preset is not None:
         agent_config = dataclasses.replace(agent_config, **preset.config)
@@ -127,7 +129,9 @@ def resume(arguments: list[str]) -> None:
     architecture = config.read(directory).get("architecture")
     if architecture not in ARCHITECTURES:
         expected = " or ".join(ARCHITECTURES)
-        raise UserError(f"{directory}/config.json has the architecture {architecture}; expected {expected}. Restore it.")
+        raise UserError(
+            f"{directory}/config.json has the architecture {architecture}; expected {expected}. Restore it."
+        )
     kind = SebulbaOptions if architecture == "sebulba" else AnakinOptions
     options = parse(kind, rest, "podracer resume RUN", text)
     check_number("--total-steps", options.total_steps, minimum=1)
@@ -222,12 +226,14 @@ def _report(run: Any) -> None:
     """What a finished run came to."""
     import numpy as np
 
+    from podracer.render import can_draw
+
     score = "" if run.best_score is None else f"; best evaluation {np.mean(run.best_score):.2f}"
     if run.absolute_score is not None:
         score += f", measured again on {run.metrics['absolute_episodes']} episodes {np.mean(run.absolute_score):.2f}"
         score += f" (means of {run.absolute_score.size} runs)" if run.absolute_score.size > 1 else ""
     print(f"{run.directory}: {run.steps:,} steps{score}")
-    drawn = envs.is_host(run.env) or hasattr(getattr(run.env, "env", run.env), "render")
+    drawn = can_draw(run.env)
     print(
         "next:",
         *(f"  podracer {do} {run.directory}" for do in ("eval", "render", "plot") if drawn or do != "render"),

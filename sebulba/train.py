@@ -179,7 +179,9 @@ def _run(
     last = loop.learner.updates + math.ceil(left / loop.steps_per_update)
     end = run.steps + (last - loop.learner.updates) * loop.steps_per_update
     with open_sinks(run, sinks, end) as (sinks, note), Interruption() as interruption, _checkpoints(run) as checkpoints:
-        for text in (*notes, loop.describe()):
+        atari = getattr(loop.env, "atari", None) if loop.env.spec.frame_skip > 1 else None
+        protocol = [f"{run.env_name}: {atari.describe()}"] if atari else []
+        for text in (*notes, loop.describe(), *protocol):
             note(text)
         if settings.probe:
             ceiling = probe.steps_per_s(loop.env, loop.topology.num_threads)

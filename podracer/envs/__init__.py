@@ -18,7 +18,7 @@ from podracer.envs.envpool import Envpool
 from podracer.envs.gridworld import GridWorld
 from podracer.envs.gymnasium import Gymnasium
 from podracer.envs.gymnax import Gymnax
-from podracer.envs.host import is_host, on_host
+from podracer.envs.host import is_host, jittable, on_host
 from podracer.envs.jumanji import Jumanji
 from podracer.envs.memory_chain import MemoryChain
 from podracer.envs.navix import Navix
@@ -44,6 +44,7 @@ __all__ = [
     "TimeLimit",
     "XMiniGrid",
     "is_host",
+    "is_host_name",
     "jittable",
     "make",
     "names",
@@ -96,16 +97,9 @@ def names() -> list[tuple[str, str]]:
     return own + jitted + [(f"{family}/{word}", text) for family, (_, word, _, text) in _HOST_FAMILIES.items()]
 
 
-def jittable(env: Any) -> Any:
-    """`env`, if it can be compiled: Anakin asks this of what it is given.
-
-    Raises:
-      UserError: it is a host environment.
-    """
-    if is_host(env):
-        name = env.spec.name
-        raise UserError(f"{name} runs on the host; use: podracer train sebulba --env {name}")
-    return env
+def is_host_name(name: str) -> bool:
+    """Whether a name is of a family whose environments run on the host. Their specs are known before JAX starts."""
+    return name.partition("/")[0] in _HOST_FAMILIES and "/" in name
 
 
 def make(name: str, **options: Any) -> Any:

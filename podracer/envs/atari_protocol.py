@@ -47,6 +47,16 @@ class Atari:
                 f"{self.frame_skip}. Change one of them."
             )
 
+    def describe(self) -> str:
+        """The protocol in words."""
+        ends = "a lost life ends an episode for the learner" if self.life_loss_ends else "lost lives are no ends"
+        return (
+            f"sticky actions {self.sticky_actions:g}, {'all 18' if self.full_actions else 'the minimal'} actions, {ends}, "
+            f"rewards {'clipped' if self.clip_rewards else 'as they are'}, up to {self.max_no_ops} no-ops at the start, "
+            f"games cut after {self.max_episode_frames:,} frames ({self.max_episode_frames // self.frame_skip:,} steps "
+            f"of {self.frame_skip})"
+        )
+
 
 # The protocol of Mnih et al. 2015 and most papers after it.
 CLASSIC_ATARI = Atari(sticky_actions=0.0, full_actions=False, life_loss_ends=True, clip_rewards=True, max_no_ops=30)

@@ -165,6 +165,18 @@ def is_host(env: Any) -> bool:
     return callable(getattr(env, "start", None)) and hasattr(env, "batch_size")
 
 
+def jittable(env: Any) -> Any:
+    """`env`, if it can be compiled: Anakin asks this of what it is given.
+
+    Raises:
+      UserError: it is a host environment.
+    """
+    if is_host(env):
+        name = env.spec.name
+        raise UserError(f"{name} runs on the host; use: podracer train sebulba --env {name}")
+    return env
+
+
 def on_host(env: Any, batch_size: int = 64) -> Any:
     """`env` as a host environment with `batch_size` environments per actor thread.
 

@@ -447,3 +447,45 @@ def test_a_failed_run_is_one_line_and_exit_status_one(podracer, tmp_path):
     status, _, err = podracer("train", "anakin", "--env", f"{path}:Sick", *TINY, "--total-steps", 40, "--run", run)
     assert status == 1 and "Traceback" not in err
     assert err.splitlines()[-1].startswith("podracer: the loss of update 1 is not finite; training stopped.")
+
+
+SEBULBA = ["--batch-size", "4", "--unroll-length", "5", "--cores", "2", "--no-probe", "--eval-episodes", "2"]
+
+
+def test_sebulba_from_train_to_picture(podracer, tmp_path):
+    run = tmp_path / "run"
+    options = [*SEBULBA, "--total-steps", "200", "--evaluations", "1", "--network.hidden", "8", "--run", run]
+    status, out, err = podracer("train", "sebulba", "--env", "envpool/CartPole-v1", "--agent", "a2c", *options)
+    assert status == 0 and f"{run}: 200 steps; best evaluation" in out, (out, err)
+    assert "acting on" in err and "learning on" in err and "the ceiling" not in err
+    status, out, err = podracer("resume", run, "--total-steps", "400", "--batch-size", "8", "--cores", "3")
+    assert status == 0 and f"{run}: 440 steps" in out, (out, err)
+    status, out, err = podracer("eval", run, "--episodes", "3", "--json")
+    assert status == 0 and json.loads(out)["episodes"] == 3
+    status, out, err = podracer("plot", run, "--out", tmp_path / "curve.png", "--metric", "steps_per_s")
+    assert status == 0 and (tmp_path / "curve.png").exists(), err
+
+
+def test_atari_chooses_a_network_for_pictures(podracer):
+    status, out, _ = podracer("train", "sebulba", "--env", "atari/Pong", "--agent", "pqn", "--help")
+    assert status == 0 and "--network.widths" in out and "--network.hidden" not in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (
+            ["anakin", "--env", "atari/Pong"],
+            "atari/Pong runs on the host; use: podracer train sebulba --env atari/Pong",
+        ),
+        (["sebulba", "--env", "atari/Pon"], "Did you mean 'atari/Pong'?"),
+        (["sebulba", "--env", "envpool/CartPole-v1", "--cores", "2", "--actor-cores", "2"], "actor_cores is 2 of 2"),
+        (["sebulba", "--env", "catch", "--batch-size", "7", "--cores", "4"], "batch_size = 7 does not divide"),
+        (["sebulba", "--env", "catch", "--lag", "old"], "lag is 'old'; expected sync, fixed"),
+        (["sebulba", "--env", "catch", "--batch-per-core", "4"], "unknown flag --batch-per-core"),
+        (["sebulbo", "--env", "catch"], "Did you mean 'sebulba'?"),
+    ],
+)
+def test_mistakes_with_sebulba_are_one_line(mistake, arguments, message, tmp_path):
+    line = mistake("train", *arguments, *([] if "--help" in arguments else ["--run", tmp_path / "run"]))
+    assert message in line and not (tmp_path / "run").exists()
