@@ -49,12 +49,13 @@ class Atari:
 
     def describe(self) -> str:
         """The protocol in words."""
+        actions = "all 18" if self.full_actions else "the minimal"
         ends = "a lost life ends an episode for the learner" if self.life_loss_ends else "lost lives are no ends"
+        rewards = "clipped" if self.clip_rewards else "as they are"
         return (
-            f"sticky actions {self.sticky_actions:g}, {'all 18' if self.full_actions else 'the minimal'} actions, {ends}, "
-            f"rewards {'clipped' if self.clip_rewards else 'as they are'}, up to {self.max_no_ops} no-ops at the start, "
-            f"games cut after {self.max_episode_frames:,} frames ({self.max_episode_frames // self.frame_skip:,} steps "
-            f"of {self.frame_skip})"
+            f"sticky actions {self.sticky_actions:g}, {actions} actions, {ends}, rewards {rewards}, up to "
+            f"{self.max_no_ops} no-ops at the start, games cut after {self.max_episode_frames:,} frames "
+            f"({self.max_episode_frames // self.frame_skip:,} steps of {self.frame_skip})"
         )
 
 
