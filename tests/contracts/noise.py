@@ -38,7 +38,7 @@ class Noise:
 
 
 def _draw(key: jax.Array, leaf: api.Array) -> jax.Array:
-    if jnp.dtype(leaf.dtype) == bool:  # an action mask: something must be legal
+    if jnp.issubdtype(leaf.dtype, jnp.bool_):  # an action mask: something must be legal
         return jax.random.bernoulli(key, 0.5, leaf.shape).at[..., 0].set(True)
     if jnp.issubdtype(leaf.dtype, jnp.integer):
         return jax.random.randint(key, leaf.shape, 0, 255).astype(leaf.dtype)
