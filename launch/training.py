@@ -37,14 +37,18 @@ def train(arguments: list[str]) -> None:
 
 def _train(architecture: str, arguments: list[str]) -> None:
     trainer = importlib.import_module(architecture)
-    env_name, arguments = take(arguments, "env", "catch")
-    agent_name, arguments = take(arguments, "agent", "ppo")
-    network_name, arguments = take(arguments, "network")
     preset_name, arguments = take(arguments, "preset", "auto")
+    named = presets.PRESETS.get(preset_name or "")
+    whole = named is not None and not named.env.endswith("*")
+    env_name, arguments = take(arguments, "env", named.env if named and whole else "catch")
+    agent_name, arguments = take(arguments, "agent", named.agent if named else "ppo")
+    network_name, arguments = take(arguments, "network")
     env_options, arguments = take_options(arguments, "env")
     assert env_name and agent_name and preset_name
     maker = config.agent_maker(agent_name)
     preset = _preset(preset_name, env_name, agent_name)
+    if preset is not None:
+        env_options = preset.env_options | env_options
     agent_config = config.default_of(maker, "config")
     network = config.default_of(maker, "network")
     if envs.is_host_name(env_name):  # pictures are known before the flags of a network for them are read
@@ -90,7 +94,7 @@ def _train(architecture: str, arguments: list[str]) -> None:
         agent=_absolute(agent_name),
         agent_config=None if agent_config is None else dataclasses.asdict(agent_config),
         network=_absolute(network_name) if network_name else config.network_name(network),
-        network_config=dataclasses.asdict(network) if dataclasses.is_dataclass(network) else None,
+        network_config=dataclasses.asdict(network) if config.is_record(network) else None,
     )
     notes = [] if preset is None else [f"preset {_preset_name(preset)} (--preset none leaves it out)"]
     run = with_blame(

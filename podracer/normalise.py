@@ -25,9 +25,13 @@ class Moments(NamedTuple):
 
 
 def initial(example: Any) -> Moments:
-    """No data yet: mean 0, variance 1, so that normalising changes nothing."""
+    """No data yet: mean 0, variance 1, so that normalising changes nothing; bytes begin as numbers in [0, 1]."""
     zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, jnp.float32), example)
-    return Moments(jnp.zeros(()), zeros, jax.tree.map(jnp.ones_like, zeros))
+
+    def square(leaf):
+        return jnp.full(leaf.shape, 255.0**2 if leaf.dtype == jnp.uint8 else 1.0, jnp.float32)
+
+    return Moments(jnp.zeros(()), zeros, jax.tree.map(square, example))
 
 
 def update(moments: Moments, values: Any, mask: jax.Array, axis_name: str | None) -> Moments:

@@ -24,6 +24,8 @@ class Preset:
       network_config: fields of the recipe.
       settings: fields of the architecture's settings; the same on every architecture that has them.
       result: command, machine, duration and score of a run with it.
+      env_options: options of the environment.
+      automatic: taken where it fits without being asked for by its name.
     """
 
     env: str
@@ -33,6 +35,8 @@ class Preset:
     network_config: dict[str, Any] = dataclasses.field(default_factory=dict)
     settings: dict[str, Any] = dataclasses.field(default_factory=dict)
     result: str = ""
+    env_options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    automatic: bool = True
 
     def fits(self, env: str, agent: str) -> bool:
         """Whether it is for this environment and agent."""
@@ -139,10 +143,29 @@ PRESETS: dict[str, Preset] = {
         settings={"total_steps": 50_000_000, "batch_size": 64, "unroll_length": 20, "learner_splits": 4},
         result=f"{_CLEANBA}, which reached Breakout 481, Pong 19.1, Qbert 20,182 with it in 22 minutes on 8 A100",
     ),
+    # Small pictures and a small network, for two CPU cores; not Machado's protocol, so it must be asked for.
+    "pong-cpu": Preset(
+        "atari/Pong",
+        "ppo",
+        config={
+            "learning_rate": 1e-3,
+            "anneal_steps": 800_000,
+            "epochs": 2,
+            "minibatches": 8,
+            "normalize_observations": True,
+            "shared_trunk": True,
+        },
+        network="nature",
+        network_config={"widths": (16, 32), "windows": ((6, 3), (4, 2)), "dense": 256},
+        settings={"total_steps": 700_000, "batch_size": 16, "unroll_length": 64, "evaluations": 7},
+        env_options={"protocol": "classic", "life_loss_ends": False, "image_size": 42, "num_threads": 1},
+        automatic=False,
+        result="train sebulba --preset pong-cpu; 2 CPU cores: being measured",
+    ),
 }
 
 
 def find(env: str, agent: str) -> tuple[str, Preset] | None:
     """`(name, preset)` for an environment and agent, or None; one for that very environment comes first."""
-    fitting = [(name, preset) for name, preset in PRESETS.items() if preset.fits(env, agent)]
+    fitting = [(name, preset) for name, preset in PRESETS.items() if preset.automatic and preset.fits(env, agent)]
     return min(fitting, key=lambda found: found[1].env.endswith("*"), default=None)

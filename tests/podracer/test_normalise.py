@@ -66,7 +66,7 @@ def test_without_data_nothing_is_changed():
     values = {"a": jnp.ones((2, 4, 3)), "b": jnp.ones((2, 4, 2, 2), jnp.uint8), "c": jnp.full((2, 4), jnp.nan)}
     after = updater(1)(moments, values, jnp.zeros((2, 4), bool))
     for each in (moments, after):
-        seen = normalise.normalise(each, {**values, "c": jnp.ones((2, 4))})
+        seen = normalise.normalise(each, {**values, "c": jnp.ones((2, 4)), "b": jnp.full((2, 4, 2, 2), 255, jnp.uint8)})
         for leaf in jax.tree.leaves(seen):
             np.testing.assert_allclose(leaf, 1.0, rtol=1e-6)
         assert normalise.scale(normalise.Moments(each.count, each.mean["c"], each.square["c"])) == pytest.approx(1.0)
@@ -90,3 +90,10 @@ def test_one_bad_number_does_not_spoil_the_statistics_for_ever():
         values = jnp.asarray([[1.0, bad, 2.0]])
         after = normalise.update(moments, values, jnp.ones((1, 3), bool), None)
         jax.tree.map(np.testing.assert_array_equal, after, moments)
+
+
+def test_bytes_begin_between_0_and_1():
+    """Before there are data; clipping raw bytes at 10 standard deviations would leave two shades of a picture."""
+    picture = jnp.arange(256, dtype=jnp.uint8).reshape(1, 16, 16)
+    moments = normalise.initial(picture[0])
+    np.testing.assert_allclose(normalise.normalise(moments, picture), picture / 255.0, rtol=1e-6)
