@@ -33,10 +33,11 @@ demo: $(core) ## train on Catch and CartPole, and draw what came of it
 test: $(dev) ## run the tests
 	@$(VENV)/bin/python -m pytest -n $(JOBS) --dist loadfile $(ARGS)
 
-lint: $(dev) ## check style and who imports whom
+lint: $(dev) ## check style, types and who imports whom
 	@$(VENV)/bin/ruff check .
 	@$(VENV)/bin/ruff format --check .
 	@$(VENV)/bin/lint-imports
+	@$(VENV)/bin/pyright --pythonpath $(VENV)/bin/python
 
 clean: ## remove what builds and tests leave behind; virtual environments and runs stay
 	@rm -rf build dist *.egg-info .pytest_cache .ruff_cache .import_linter_cache .cache

@@ -151,7 +151,8 @@ class Anakin:
             self._init = cores.compiled_quickly(jax.vmap(self._initial_state), out_shardings=self.shardings)
         inputs = (self.shardings,) * (1 if members is None else 2)
         self._jitted = jax.jit(call, in_shardings=inputs, donate_argnums=0)
-        self._traced = self._compiled = None
+        self._traced: Any = None
+        self._compiled: Any = None
         # On the devices once and for all: `step` must move nothing from the host.
         self._floats = jax.device_put(self._seed_and_floats(0)[1:], None if members is None else self.shardings)
 
@@ -190,7 +191,10 @@ class Anakin:
         return seeds, floats
 
     def _agent(self, floats: dict[str, jax.Array]) -> Agent:
-        return self.agent.rebuild(dataclasses.replace(self.agent.config, **floats)) if floats else self.agent
+        if not floats:
+            return self.agent
+        assert self.agent.rebuild is not None  # or there would be nothing to sweep
+        return self.agent.rebuild(dataclasses.replace(self.agent.config, **floats))
 
     def _initial_state(self, seed: jax.Array, floats: dict[str, jax.Array] | None = None) -> AnakinState:
         key = jax.random.key(seed, impl=self.prng)

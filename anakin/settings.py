@@ -58,7 +58,8 @@ def _members(agent: Agent, settings: Settings) -> Members | None:
     """The runs that `seeds` and `sweep` ask for: all combinations."""
     if settings.seeds == 1 and not settings.sweep:
         return None
-    names, choices = [], []
+    names: list[str] = []
+    choices: list[tuple[float, ...]] = []
     fields = {} if agent.config is None else dataclasses.asdict(agent.config)
     floats = [name for name, value in fields.items() if isinstance(value, float)]
     for item in settings.sweep:
@@ -73,6 +74,7 @@ def _members(agent: Agent, settings: Settings) -> Members | None:
             numbers = tuple(float(value) for value in values.split(","))
         except ValueError:
             raise UserError(f"sweep has '{item}'; expected name=v1,v2,... with numbers.") from None
+        assert agent.config is not None  # it has this field
         for number in numbers:
             dataclasses.replace(agent.config, **{name: number})  # the config's own checks
         names.append(name)
@@ -80,5 +82,5 @@ def _members(agent: Agent, settings: Settings) -> Members | None:
     if len(set(names)) < len(names):
         raise UserError(f"sweep names a setting twice ({', '.join(names)}); expected each once, with all its values.")
     combinations = list(itertools.product(*choices, range(settings.seeds)))
-    floats_of = {name: tuple(c[i] for c in combinations) for i, name in enumerate(names)}
-    return Members(tuple(c[-1] for c in combinations), floats_of)
+    floats_of: dict[str, tuple[float, ...]] = {name: tuple(c[i] for c in combinations) for i, name in enumerate(names)}
+    return Members(tuple(int(c[-1]) for c in combinations), floats_of)

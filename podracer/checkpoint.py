@@ -13,6 +13,7 @@ import shutil
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from podracer.errors import UserError
 
@@ -217,4 +218,4 @@ def _check_same(there: Any, wanted: dict[str, Any]) -> None:
 
 
 def _is_key(leaf: Any) -> bool:
-    return jax.dtypes.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)

@@ -8,7 +8,7 @@ import json
 import pathlib
 from collections.abc import Callable
 from types import NoneType
-from typing import Any
+from typing import Any, cast
 
 from podracer import agents, envs, networks
 from podracer.envs.atari_protocol import Atari
@@ -65,7 +65,7 @@ def agent_maker(name: str) -> Callable[..., Agent]:
         maker = load_object(name)
         if not callable(maker):
             raise UserError(f"{name} is a {type(maker).__name__}; expected a function (spec) -> Agent.")
-        return maker
+        return cast(Callable[..., Agent], maker)
     if name not in AGENTS:
         do = f"`podracer agents` lists {', '.join(sorted(AGENTS))}. {NAME_A_FILE.format('agent')}"
         raise unknown("agent", name, AGENTS, do)
@@ -93,18 +93,18 @@ def network_recipe(name: str) -> Any:
       UserError: there is no such network.
     """
     if is_reference(name):
-        recipe = load_object(name)
-        if not callable(recipe):
+        recipe = found = load_object(name)
+        if not callable(found):
             raise UserError(
-                f"{name} is a {type(recipe).__name__}; expected a function (observation_spec, rngs) -> module."
+                f"{name} is a {type(found).__name__}; expected a function (observation_spec, rngs) -> module."
             )
-        if inspect.isclass(recipe):
-            if not dataclasses.is_dataclass(recipe):
+        if inspect.isclass(found):
+            if not dataclasses.is_dataclass(found):
                 raise UserError(
                     f"{name} is a class; expected a function (observation_spec, rngs) -> module that uses it."
                 )
             with blame(name):
-                recipe = recipe()  # with its defaults
+                recipe = cast(Any, found)()  # with its defaults
         check_call(name, recipe, "a function (observation_spec, rngs) -> module", None, None)
         return recipe
     if name not in NETWORKS:
@@ -156,7 +156,7 @@ def describe(agent: Agent, env: Any) -> Recipe | None:
     if isinstance(env, OnHost) and env.env == Batch(env.env.env):
         env = env.env.env
     network = network_name(agent.network)
-    if agent.name not in AGENTS or network is None or not dataclasses.is_dataclass(agent.config):
+    if agent.name not in AGENTS or network is None or not is_record(agent.config):
         return None
     config, network_config = dataclasses.asdict(agent.config), dataclasses.asdict(agent.network)
     try:
@@ -257,6 +257,11 @@ def member_name(settings: dict[str, Any], member: int) -> str:
     """A member in words: its swept values and its seed."""
     parts = [f"{name}={value:g}" for name, value in swept_values(settings, member).items()]
     return ", ".join([*parts, f"seed {settings['seed'] + member % settings['seeds']}"])
+
+
+def is_record(value: Any) -> bool:
+    """Whether `value` is a dataclass's instance, which JSON can keep."""
+    return dataclasses.is_dataclass(value) and not isinstance(value, type)
 
 
 def _changed_fields(env: Any) -> dict[str, Any]:

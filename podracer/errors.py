@@ -48,16 +48,17 @@ def check_number(
     """
     if not isinstance(value, numbers.Real):
         return
+    number = float(value)
     wanted = []
     if minimum is not None:
         wanted.append(f"{'>' if exclusive else '>='} {minimum:g}")
     if maximum is not None:
         wanted.append(f"<= {maximum:g}")
-    low_ok = minimum is None or (value > minimum if exclusive else value >= minimum)
-    high_ok = maximum is None or value <= maximum
-    if not math.isfinite(value) or not (low_ok and high_ok) or (whole and value % 1):
+    low_ok = minimum is None or (number > minimum if exclusive else number >= minimum)
+    high_ok = maximum is None or number <= maximum
+    if not math.isfinite(number) or not (low_ok and high_ok) or (whole and number % 1):
         kind = "whole" if whole else "finite"
-        raise UserError(f"{name} is {value:g}; expected a {kind} number {' and '.join(wanted)}. Change {name}.")
+        raise UserError(f"{name} is {number:g}; expected a {kind} number {' and '.join(wanted)}. Change {name}.")
 
 
 def check_divides(name: str, value: int, by_name: str, by: int) -> None:

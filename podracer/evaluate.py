@@ -85,6 +85,7 @@ class Evaluator:
         env, timestep = self.batch.init(jax.random.split(env_key, self.episodes))
         actor = self.agent.initial_actor_state(self.episodes)
         act = self.agent.greedy_step if self.greedy else self.agent.actor_step
+        assert act is not None  # checked when the evaluator was made
 
         # In next-step mode, one more step shows that an episode is over; it counts nothing.
         num_steps = self.max_steps + self.batch.next_step

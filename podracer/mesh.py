@@ -21,8 +21,10 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from podracer.errors import UserError, check_number
 
 CORE = "core"
-SHARDED, REPLICATED = PartitionSpec(CORE), PartitionSpec()
-SHARDED_SECOND = PartitionSpec(None, CORE)  # along the second axis: trajectories [T, B, ...]
+# They stand for whole parts of records, whatever those hold: a `LearnerState` of them says how to lay one out.
+SHARDED: Any = PartitionSpec(CORE)
+REPLICATED: Any = PartitionSpec()
+SHARDED_SECOND: Any = PartitionSpec(None, CORE)  # along the second axis: trajectories [T, B, ...]
 
 
 def physical_cores() -> int:
@@ -62,7 +64,9 @@ def start_backend(platform: str | None = None, cores: int | None = None) -> None
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false".strip()
     # JAX refuses this once its backend has started; the check at the end then says what to do.
     with contextlib.suppress(RuntimeError):
-        if cores is not None or jax.config.jax_num_cpu_devices < 1:  # a number set by the user's program stays
+        # JAX adds its flags to the config as it runs.
+        there = jax.config.jax_num_cpu_devices  # pyright: ignore[reportAttributeAccessIssue]
+        if cores is not None or there < 1:  # a number set by the user's program stays
             jax.config.update("jax_num_cpu_devices", wanted)
     try:
         backend = jax.default_backend()

@@ -8,7 +8,8 @@ value of the true final observation, which is what a truncated episode needs; a 
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -40,13 +41,13 @@ def transitions(timestep: TimeStep, values: Array, discount: Array | float, rewa
 def gae(step: Transitions, lambda_: Array | float) -> Array:
     """Generalised advantage estimates [T, B] (Schulman et al. 2016, equation 16); 0 at masked transitions."""
     values = jnp.concatenate([step.value, step.next_value[-1:]])
-    function = jax.vmap(rlax.truncated_generalized_advantage_estimation, (1, 1, None, 1), 1)
+    function = _over_batch(rlax.truncated_generalized_advantage_estimation, (1, 1, None, 1))
     return function(step.reward, step.discount, lambda_, values)
 
 
 def lambda_returns(step: Transitions, lambda_: Array | float) -> Array:
     """TD(lambda) returns [T, B] (Sutton and Barto 2018, section 12.1); the own value at masked transitions."""
-    function = jax.vmap(rlax.lambda_returns, (1, 1, 1, None), 1)
+    function = _over_batch(rlax.lambda_returns, (1, 1, 1, None))
     return function(step.reward, step.discount, step.next_value, _float(lambda_))
 
 
@@ -58,7 +59,7 @@ def n_step_returns(step: Transitions, n: int) -> Array:
     length = step.reward.shape[0]
     if n >= length:
         return lambda_returns(step, 1.0)
-    function = jax.vmap(lambda r, d, v: rlax.n_step_bootstrapped_returns(r, d, v, n), (1, 1, 1), 1)
+    function = _over_batch(lambda r, d, v: rlax.n_step_bootstrapped_returns(r, d, v, n), (1, 1, 1))
     return function(step.reward, step.discount, step.next_value)
 
 
@@ -86,6 +87,11 @@ def vtrace(
     rho = jnp.where(step.valid, jnp.exp(log_rho), 1.0)
     out = jax.vmap(one, 1, 1)(step.value, step.next_value, step.reward, step.discount, rho)
     return VTrace(jax.lax.stop_gradient(out.errors + step.value), jax.lax.stop_gradient(out.pg_advantage))
+
+
+def _over_batch(function: Callable[..., Any], axes: tuple[int | None, ...]) -> Callable[..., Array]:
+    """`function` of one environment's sequences [T], over all of [T, B]."""
+    return jax.vmap(function, axes, 1)
 
 
 def _float(number: Array | float) -> Array:

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer.envs.host import HostEnvironment
+from podracer.envs.host import HostEnvironment, host_time_step
 from podracer.errors import UserError, check_divides, check_number
 from podracer.types import Agent, TimeStep, Trajectory
 from sebulba.actor import Actor, ActorPrograms, Episode, Rollout, pack
@@ -294,7 +294,7 @@ def _zeros(spec: Any, batch_size: int) -> Any:
 def _start(observation: Any, batch_size: int) -> TimeStep:
     """The time step of a first reset."""
     ones = np.ones(batch_size, np.float32)
-    return TimeStep(observation, 0 * ones, ones, ones > 0, ones < 0)
+    return host_time_step(observation, 0 * ones, ones, ones > 0, ones < 0)
 
 
 def environment_seeds(seed: int, restarts: int, host: int, num_threads: int, batch_size: int) -> list[list[int]]:

@@ -100,4 +100,5 @@ def _sums(episodes: list[Episode]) -> EpisodeSums:
     scores = np.asarray([episode.score for episode in episodes], np.float64)
     count, lengths = len(episodes), sum(episode.length for episode in episodes)
     smallest, largest = scores.min(initial=np.inf), scores.max(initial=-np.inf)
-    return EpisodeSums(*(np.asarray([value]) for value in (count, scores.sum(), lengths, smallest, largest, 0.0)))
+    sums: list[Any] = [np.asarray([value]) for value in (count, scores.sum(), lengths, smallest, largest, 0.0)]
+    return EpisodeSums(*sums)

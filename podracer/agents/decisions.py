@@ -40,8 +40,8 @@ def values(experience: Experience, noted: Array, evaluate: Callable[[Any, Array,
     sequence = experience.observation, experience.timestep.first
     if jax.tree.leaves(experience.network_state):
         return evaluate(*sequence, experience.network_state)
-    last = jax.tree.map(lambda leaf: leaf[-1:], sequence)
-    return jnp.concatenate([noted, evaluate(*last, experience.network_state)])
+    observation, first = jax.tree.map(lambda leaf: leaf[-1:], sequence)
+    return jnp.concatenate([noted, evaluate(observation, first, experience.network_state)])
 
 
 def decisions(experience: Experience, valid: Array, own: Any, minibatches: int) -> Decisions:

@@ -59,7 +59,7 @@ class Craftax:
             raise unknown("craftax environment", self.name, NAMES, "See `podracer envs`.")
         with contextlib.redirect_stdout(io.StringIO()):  # about its textures
             env = craftax_env.make_craftax_env_from_name(self.name, auto_reset=False)
-        params = env.default_params
+        params: Any = env.default_params  # of flax, with a `replace` that type checkers do not see
         known = [field.name for field in dataclasses.fields(params)]
         if strange := [name for name in dict(self.options) if name not in known]:
             do = f"It has {', '.join(sorted(known))}."

@@ -184,7 +184,7 @@ class _EnvpoolBatch:
             # `terminated` is also a lost life; the game itself says here whether it is over.
             over = (info["terminated"] != 0) | truncated
         game_over = over & timestep.valid
-        self._check_steps(info["elapsed_step"], timestep.valid, game_over)
+        self._check_steps(info["elapsed_step"], np.asarray(timestep.valid), game_over)
         return HostStep(timestep, np.where(timestep.valid, score, 0).astype(np.float32), game_over)
 
     def render(self) -> np.ndarray:

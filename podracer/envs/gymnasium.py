@@ -156,7 +156,7 @@ class _Batch:
         done = self._guarded(lambda: self._vector.step(self._act(np.asarray(action))))
         observation, reward, terminated, truncated, _ = done
         timestep = self._tracker.add(self._observe(observation), reward, terminated, truncated)
-        return HostStep(timestep, timestep.reward, (terminated | truncated) & timestep.valid)
+        return HostStep(timestep, np.asarray(timestep.reward), (terminated | truncated) & timestep.valid)
 
     def render(self) -> np.ndarray:
         """uint8 [height, width, 3] of the first environment; only of a batch that was started to be drawn."""

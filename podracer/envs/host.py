@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, cast
 
 import jax
 import numpy as np
@@ -63,6 +63,13 @@ class HostEnvironment(Protocol):
 # `render() -> uint8 [height, width, 3]` (numpy).
 
 
+def host_time_step(
+    observation: Any, reward: np.ndarray, discount: np.ndarray, first: np.ndarray, valid: np.ndarray
+) -> TimeStep:
+    """A `TimeStep` of numpy arrays: the record is the same on the host, only its declared types are JAX's."""
+    return TimeStep(observation, *cast(Any, (reward, discount, first, valid)))
+
+
 class ResetTracker:
     """Time steps of a batch that resets itself in the step after an end (envpool, Gymnasium's NEXT_STEP).
 
@@ -76,7 +83,7 @@ class ResetTracker:
         """The time step of the first reset."""
         size = self._over.shape[0]
         zeros, ones = np.zeros(size, np.float32), np.ones(size, np.float32)
-        return TimeStep(observation, zeros, ones, np.ones(size, bool), np.zeros(size, bool))
+        return host_time_step(observation, zeros, ones, np.ones(size, bool), np.zeros(size, bool))
 
     def add(self, observation: Any, reward: np.ndarray, terminated: np.ndarray, truncated: np.ndarray) -> TimeStep:
         """The time step after an action, with resets marked and their rewards and ends ignored."""
@@ -84,7 +91,7 @@ class ResetTracker:
         terminated = terminated & ~reset
         self._over = terminated | (truncated & ~reset)
         reward = np.where(reset, np.float32(0), reward).astype(np.float32)
-        return TimeStep(observation, reward, (~terminated).astype(np.float32), reset, ~reset)
+        return host_time_step(observation, reward, (~terminated).astype(np.float32), reset, ~reset)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -118,6 +125,7 @@ class _Bridge:
         self._device = jax.local_devices(backend="cpu")[0]
         self._seeds, self._steps = jax.device_put(seeds, self._device), 0
         self._init, self._step = _compiled(batch)
+        self._state: Any = None
 
     def reset(self) -> HostStep:
         self._state, timestep = self._init(self._seeds)

@@ -80,9 +80,9 @@ class Navix:
         if self.name not in registered:
             raise unknown("navix environment", self.name, registered, "See `podracer envs`.")
         options = dict(self.options)
-        seen = getattr(navix.observations, self.observation)
+        given = {"observation_fn": getattr(navix.observations, self.observation), "max_steps": self.max_steps}
         try:
-            return navix.make(self.name, observation_fn=seen, max_steps=self.max_steps, **options)
+            return navix.make(self.name, **given, **options)
         except (TypeError, ValueError) as error:
             known = {field.name for field in dataclasses.fields(navix.Environment)}
             raise adapting.bad_option(f"navix/{self.name}", error, options, known) from error

@@ -69,13 +69,13 @@ class XMiniGrid:
     def made(self) -> tuple[Any, Any]:
         """xminigrid's own (environment, parameters)."""
         try:
-            import xminigrid
+            from xminigrid import registration
         except ImportError as error:
             raise adapting.missing("xminigrid", error) from error
-        registered = xminigrid.registered_environments()
+        registered = registration.registered_environments()
         if self.id not in registered:
             raise unknown("xminigrid environment", self.id, registered, "See `podracer envs`.")
-        env, params = xminigrid.make(self.id)
+        env, params = registration.make(self.id)
         known = {field.name for field in dataclasses.fields(params)} - {"render_mode", "grid_type", "ruleset"}
         if strange := [name for name in dict(self.options) if name not in known]:
             do = f"It has {', '.join(sorted(known))}."

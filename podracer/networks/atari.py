@@ -27,7 +27,8 @@ class Conv(nnx.Module):
     def __init__(self, inputs: int, outputs: int, size: int, stride: int, padding: Padding, rngs: nnx.Rngs):
         self.kernel = nnx.Param(orthogonal(math.sqrt(2.0))(rngs.params(), (size, size, inputs, outputs)))
         self.bias = nnx.Param(jnp.zeros(outputs))
-        self.stride, self.padding = stride, padding
+        self.stride = stride
+        self.padding: Padding = padding
 
     def __call__(self, images: jax.Array) -> jax.Array:
         return convolve(images, self.kernel[...], self.stride, self.padding) + self.bias[...].reshape(1, 1, 1, -1)

@@ -51,6 +51,7 @@ def head(layer: nnx.Linear, inputs: jax.Array) -> jax.Array:
     """
     if jax.default_backend() != "cpu" or layer.out_features > 6:
         return layer(inputs)
+    assert layer.bias is not None
     columns = [inputs @ layer.kernel[..., i] + layer.bias[i] for i in range(layer.out_features)]
     return jnp.stack(columns, -1)
 
@@ -58,10 +59,14 @@ def head(layer: nnx.Linear, inputs: jax.Array) -> jax.Array:
 class _Heads(nnx.Module):
     """What ActorCritic and QNetwork share: one step is a sequence of length 1."""
 
+    def unroll(self, observation: Any, first: jax.Array, state: Any) -> tuple[Any, Any]:
+        """Outputs [T, B, ...] of a sequence, and the state after it."""
+        raise NotImplementedError
+
     def act(self, observation: Any, first: jax.Array, state: Any) -> tuple[Any, Any]:
         """Outputs [B, ...] of one time step, and the next state."""
-        one = jax.tree.map(lambda leaf: leaf[None], (observation, first))
-        outputs, state = self.unroll(*one, state)
+        observation, first = jax.tree.map(lambda leaf: leaf[None], (observation, first))
+        outputs, state = self.unroll(observation, first, state)
         return jax.tree.map(lambda leaf: leaf[0], outputs), state
 
 
@@ -71,7 +76,7 @@ class ActorCritic(_Heads):
     def __init__(self, spec: Spec, recipe: Any, shared: bool, rngs: nnx.Rngs):
         self.trunks = nnx.List([Trunk(spec, recipe, rngs) for _ in range(1 if shared else 2)])
         self.continuous = isinstance(spec.action, Continuous)
-        outputs = spec.action.size if self.continuous else policy(spec.action).num_numbers
+        outputs = spec.action.size if isinstance(spec.action, Continuous) else policy(spec.action).num_numbers
         # A small last layer makes the first policy nearly uniform, the usual choice since Schulman et al. 2017.
         self.policy_head = linear(self.trunks[0].size, outputs, 0.01, rngs)
         self.value_head = linear(self.trunks[-1].size, 1, 1.0, rngs)

@@ -79,6 +79,10 @@ def _entropy(logits):
     return -jnp.sum(jnp.exp(log_probs) * log_probs, 0)
 
 
+def _sum(parts: list[jax.Array]) -> jax.Array:
+    return sum(parts[1:], parts[0])
+
+
 def _independent(num_values: tuple[int, ...]) -> Policy:
     """One categorical per component; their logits lie side by side."""
     ends = [sum(num_values[: i + 1]) for i in range(len(num_values))]
@@ -91,14 +95,14 @@ def _independent(num_values: tuple[int, ...]) -> Policy:
         return jnp.stack([_sample(k, part) for k, part in zip(keys, split(logits), strict=True)], -1)
 
     def log_prob(logits, action):
-        return sum(_log_prob(part, action[..., i]) for i, part in enumerate(split(logits)))
+        return _sum([_log_prob(part, action[..., i]) for i, part in enumerate(split(logits))])
 
     return Policy(
         sum(num_values),
         sample,
         lambda logits: jnp.stack([_mode(part) for part in split(logits)], -1),
         log_prob,
-        lambda logits: sum(_entropy(part) for part in split(logits)),
+        lambda logits: _sum([_entropy(part) for part in split(logits)]),
     )
 
 
