@@ -61,17 +61,13 @@ def run_directory(arguments: list[str], command: str, kind: type, text: str) -> 
 
 def with_blame(references: list[str | None], function: Any) -> Any:
     """Call `function`; an exception that passes through a file of the user's becomes one that names their line."""
-    import traceback
-
     try:
         return function()
     except UserError:
         raise
     except Exception as error:
-        mine = [r for r in references if r is not None and plugins.is_reference(r)]
-        frames = {pathlib.Path(f.filename).resolve() for f in traceback.extract_tb(error.__traceback__)}
-        for reference in mine:
-            if pathlib.Path(reference.rpartition(":")[0]).resolve() in frames:
+        for reference in references:
+            if reference is not None and plugins.passes_through(reference, error):
                 with plugins.blame(reference):
                     raise
         if isinstance(error, runs.NonFiniteLoss):

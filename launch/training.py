@@ -86,7 +86,7 @@ def _train(architecture: str, arguments: list[str]) -> None:
     agent_config, network = getattr(options, "agent", None), getattr(options, "network", network)
     references = [env_name, agent_name, network_name]
     env, agent = with_blame(
-        references, lambda: _build(architecture, env_name, env_options, maker, agent_config, network)
+        references, lambda: _build(references, architecture, env_options, maker, agent_config, network)
     )
     recipe = config.Recipe(
         env=_absolute(env_name),
@@ -189,11 +189,15 @@ def _default_directory(env: str, agent: str) -> pathlib.Path:
 
 
 def _build(
-    architecture: str, name: str, options: dict[str, Any], maker: Any, agent_config: Any, network: Any
+    references: list[Any], architecture: str, options: dict[str, Any], maker: Any, agent_config: Any, network: Any
 ) -> tuple[Any, Any]:
-    """`(environment, agent)`, traced once: values of the wrong kind may fail anywhere below."""
+    """`(environment, agent)`, traced once: values of the wrong kind may fail anywhere below.
+
+    `references` are the names of the environment, the agent and the network.
+    """
     import jax
 
+    name = references[0]
     try:
         env = envs.make(name, **options)
         if architecture == "anakin" or not envs.is_host(env):
@@ -201,9 +205,9 @@ def _build(
         agent = config.make_agent(env.spec, maker, agent_config, network)
         jax.eval_shape(agent.initial_learner_state, jax.random.key(0))
     except (TypeError, ValueError, ArithmeticError) as error:
-        if isinstance(error, UserError):
+        if isinstance(error, UserError) or any(plugins.passes_through(each, error) for each in references):
             raise
-        if options and not plugins.is_reference(name):
+        if options:
             given = ", ".join(f"{key} = {value!r}" for key, value in options.items())
             raise UserError(f"{name} does not work with {given}: {_first_line(error)} Change --env.*.") from error
         if config.network_name(network) is not None:

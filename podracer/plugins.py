@@ -55,6 +55,14 @@ def blame(reference: str) -> Iterator[None]:
         raise UserError(_describe(path, error)) from error
 
 
+def passes_through(reference: str | None, error: Exception) -> bool:
+    """Whether an exception came out of the file that `reference` names (False for names of something built in)."""
+    if reference is None or not is_reference(reference):
+        return False
+    path = Path(reference.rpartition(":")[0]).resolve()
+    return any(Path(frame.filename).resolve() == path for frame in traceback.extract_tb(error.__traceback__))
+
+
 def call(reference: str, maker: Callable[..., Any], options: dict[str, Any], flag: str) -> Any:
     """`maker(**options)`, where `maker` is what `reference` names.
 

@@ -221,6 +221,13 @@ class Broken(envs.Catch):
         state, observation = super().reset(key)
         return state, observation + undefined_name  # reset
 
+class Mistaken(envs.Catch):
+    def reset(self, key):
+        raise ValueError("not now")  # value error
+
+class Sized(envs.Catch):
+    pass
+
 class Stepless(envs.Catch):
     def step(self, state, action, key):
         return helper(state)  # step
@@ -272,6 +279,7 @@ def line_of(text):
     "flag, name, where, says",
     [
         ("env", "Broken", "reset", "NameError: name 'undefined_name' is not defined"),
+        ("env", "Mistaken", "value error", "ValueError: not now"),
         ("env", "Stepless", "helper", "RuntimeError: two lines"),
         ("env", "Unmade", "constructor", "ValueError: not today"),
         ("agent", "agent", "agent", "KeyError: 'no such thing'"),
@@ -302,6 +310,19 @@ def test_exceptions_in_a_users_file_name_its_line(mistake, mine, tmp_path, flag,
 def test_objects_of_the_wrong_kind_are_told_what_they_lack(mistake, mine, tmp_path, flag, name, says):
     """Members, types and names."""
     assert says in mistake("train", "anakin", f"--{flag}", f"{mine}:{name}", *TINY, "--run", tmp_path / "run")
+
+
+@pytest.mark.parametrize(
+    "option, value, says",
+    [
+        ("size", 3, "mine.py:Sized has no option 'size'. It has: rows, columns."),
+        ("rows", "many", "mine.py:Sized does not work with rows = 'many': TypeError"),
+    ],
+)
+def test_wrong_options_of_a_users_environment_are_named(mistake, mine, tmp_path, option, value, says):
+    """The names are known from its signature; a value shows itself when the program is traced."""
+    arguments = ["--env", f"{mine}:Sized", f"--env.{option}", value]
+    assert says in mistake("train", "anakin", *arguments, *TINY, "--run", tmp_path / "run")
 
 
 @pytest.mark.parametrize(
