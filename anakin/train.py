@@ -185,10 +185,7 @@ def _run(
             for text in (*notes, _describe(loop, settings)):
                 note(text)
             if mesh.idle_cores(loop.mesh):
-                note(
-                    "JAX was already running with fewer devices than this machine has cores. To use all of them, call "
-                    "podracer.mesh.start_backend() before anything else."
-                )
+                note(mesh.IDLE)
             if total_steps > 1.1 * settings.total_steps:
                 note(f"the last call ends at {total_steps:,} steps: calls are whole")
             started = time.perf_counter()

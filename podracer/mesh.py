@@ -133,6 +133,12 @@ def idle_cores(mesh: Mesh) -> int:
     return max(physical_cores() - jax.local_device_count(), 0)
 
 
+IDLE = (
+    "JAX was already running with fewer devices than this machine has cores. To use all of them, call "
+    "podracer.mesh.start_backend() before anything else."
+)
+
+
 def size(mesh: Mesh) -> int:
     """The number of cores in `mesh`."""
     return mesh.devices.size

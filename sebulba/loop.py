@@ -127,9 +127,14 @@ class Sebulba:
         self._rollouts = [0] * topology.num_threads
         check_divides("batch_size per learner core", self._learner_batch, "learner_splits", learner_splits)
 
+    def _describe_queues(self) -> str:
+        filled = ", ".join(f"{queue.name} {len(queue)} of {queue.size}" for queue in self._queues)
+        return f"Queues: {filled}. {self.learner.updates} updates, newest params {self._store.newest}."
+
     def _renew(self) -> None:
         """What serves one `run` only."""
-        self.supervisor = Supervisor(self._stall_timeout_s)
+        self._queues: list[Queue] = []
+        self.supervisor = Supervisor(self._stall_timeout_s, self._describe_queues)
         self._store = ParamStore(self.topology.actor_cores, self.lag.updates + 1, self.supervisor)
 
     @property
@@ -203,7 +208,7 @@ class Sebulba:
         topology, supervisor = self.topology, self.supervisor
         self._first_version = self.learner.updates
         size = self.accumulate * (self.lag.updates + 1)
-        queues = [Queue(size, supervisor, f"actor-{i}") for i in range(topology.num_threads)]
+        queues = self._queues = [Queue(size, supervisor, f"actor-{i}") for i in range(topology.num_threads)]
         devices = [core for core in topology.actor_cores for _ in range(topology.threads_per_core)]
         seeds = environment_seeds(self.seed, restarts, jax.process_index(), topology.num_threads, self.env.batch_size)
 

@@ -14,7 +14,7 @@ class Queue:
 
     def __init__(self, size: int, supervisor: Supervisor, name: str):
         self._items: collections.deque = collections.deque()
-        self._size, self._supervisor, self.name = size, supervisor, name
+        self.size, self._supervisor, self.name = size, supervisor, name
         self._changed = threading.Condition()
 
     def put(self, item: Any) -> None:
@@ -25,7 +25,7 @@ class Queue:
         """
         with self._changed:
             full = f"waiting for room in queue {self.name}"
-            self._supervisor.wait(self._changed, lambda: len(self._items) < self._size, full)
+            self._supervisor.wait(self._changed, lambda: len(self._items) < self.size, full)
             self._items.append(item)
             self._changed.notify_all()
 

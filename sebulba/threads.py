@@ -29,9 +29,11 @@ class Supervisor:
 
     Args:
       stall_timeout_s: a thread that is silent for longer is a stall.
+      state: what to say of the run when there is one, beside the threads.
     """
 
-    def __init__(self, stall_timeout_s: float = 120.0):
+    def __init__(self, stall_timeout_s: float = 120.0, state: Callable[[], str] = lambda: ""):
+        self._state = state
         self.stopping = threading.Event()
         self._stall_timeout_s = stall_timeout_s
         self._threads: list[threading.Thread] = []
@@ -109,7 +111,7 @@ class Supervisor:
             words = "; ".join(f"{name} for {age:.0f} s while {doing}" for name, (age, doing) in sorted(silent.items()))
             faulthandler.dump_traceback(sys.stderr, all_threads=True)
             self.stopping.set()
-            raise Stalled(f"no sign of life from {words}. The stacks of all threads are above.")
+            raise Stalled(f"no sign of life from {words}. {self._state()} The stacks of all threads are above.")
 
     def join(self, last_words: Callable[[list[str]], None], deadline_s: float = 5.0) -> None:
         """Stop all threads and wait for them. One that does not end, a C++ call that hangs, takes the process along.

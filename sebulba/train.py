@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from podracer import config, scoring
+from podracer import config, mesh, scoring
 from podracer.checkpoint import Checkpoints
 from podracer.errors import UserError
 from podracer.evaluate import Evaluation, evaluator
@@ -183,6 +183,8 @@ def _run(
         protocol = [f"{run.env_name}: {atari.describe()}"] if atari else []
         for text in (*notes, loop.describe(), *protocol):
             note(text)
+        if loop.topology.shared and mesh.idle_cores(loop.topology.learner_mesh):
+            note(mesh.IDLE)
         if settings.probe:
             ceiling = probe.steps_per_s(loop.env, loop.topology.num_threads)
             note(

@@ -65,9 +65,9 @@ def test_bounded_lag_never_trains_on_older_params():
     assert max(max(update.lags) for update in updates) <= 1
 
 
-@pytest.mark.parametrize(("cores", "actor_cores"), [(1, 1), (8, 1), (6, 2), (8, 4)])
-def test_splits_of_the_cores(cores, actor_cores):
-    system = make(Scripted(batch_size=28 if cores == 8 and actor_cores == 1 else 8), cores, actor_cores)
+@pytest.mark.parametrize(("cores", "actor_cores", "batch_size"), [(1, 1, 8), (8, 1, 28), (8, 2, 12), (8, 4, 8)])
+def test_splits_of_the_cores(cores, actor_cores, batch_size):
+    system = make(Scripted(batch_size=batch_size), cores, actor_cores)
     updates = run(system, 3)
     assert [u.number for u in updates] == [1, 2, 3]
     assert updates[-1].steps == 3 * system.env.batch_size * 4 * system.topology.num_threads
