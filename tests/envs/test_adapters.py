@@ -480,6 +480,17 @@ def test_craftax_tells_death_from_the_time_limit(name, time, health, ends):
     assert tuple(map(bool, found)) == ends
 
 
+def test_craftax_pixels_are_bytes(monkeypatch):
+    pytest.importorskip("craftax")
+    from craftax.craftax_classic import constants, renderer
+
+    # craftax makes its textures in all sizes at once, pixel by pixel; this one is enough here.
+    monkeypatch.setattr(renderer, "load_all_textures", lambda: {7: constants.load_all_textures_given_size(7)})
+    env = Craftax("Craftax-Classic-Pixels-v1")
+    assert env.spec.observation == api.Array((63, 63, 3), np.dtype(np.uint8))
+    assert env._observe(jnp.asarray([0.0, 0.5, 1.0])).tolist() == [0, 128, 255]
+
+
 # all
 
 
