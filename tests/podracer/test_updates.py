@@ -7,12 +7,14 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
+from podracer import learning
 from podracer.networks.functional import functional
 from podracer.networks.heads import ActorCritic, QNetwork
 from podracer.specs import Discrete
-from tests.contracts.agents import NETWORKS, SPECS, B, Bench, T, disturbed, make
+from tests.contracts.agents import NETWORKS, SPECS, B, Bench, T, disturbed, fast_jit, make
 from tests.podracer.test_returns import GAMMA, Data, gae_sum, lambda_return, n_step, pieces, vtrace_target
 
 distrax = pytest.importorskip("distrax")
@@ -156,6 +158,64 @@ def test_ppo_descends_the_clipped_surrogate(kind, value_clip, normalize):
     assert metrics["ratio"] == pytest.approx(ratio.mean(), rel=1e-4)
     assert metrics["kl"] == pytest.approx((ratio - 1 - np.log(ratio)).mean(), rel=1e-3)
     assert metrics["loss"] == pytest.approx(float(loss(weights)), rel=1e-4)
+
+
+def test_ppo_takes_one_step_of_adam_per_minibatch_of_shuffled_decisions():
+    """Three updates of 3 epochs and 4 minibatches against the published loop: single decisions shuffled anew in each
+    epoch, advantages standardised per minibatch over real transitions, optax's clipping and Adam leaf by leaf, and a
+    rate that falls per update. The data and the orders are the same."""
+    spec, epochs, minibatches, rate = SPECS["masked"], 3, 4, 5e-3
+    settings = {"epochs": epochs, "minibatches": minibatches, "value_clip": 0.2, "gae_lambda": 0.8}
+    settings |= {"optimizer": "adam", "learning_rate": rate, "max_grad_norm": 0.5, "anneal_steps": 10 * T * B}
+    it = Bench(make("ppo", spec, discount=GAMMA, **settings), spec)
+    network = functional(lambda rngs: ActorCritic(spec, NETWORKS["mlp"], shared=False, rngs=rngs))
+    rule = optax.chain(
+        optax.clip_by_global_norm(0.5),
+        optax.adam(lambda count: rate * (1 - count // (epochs * minibatches) / 10), eps=1e-5),
+    )
+
+    def outputs(weights, timestep):
+        state, run = network.module.initial_state(B), lambda module, *args: module.unroll(*args)[0]
+        return network.apply(weights, run, timestep.observation, timestep.first, state)
+
+    @fast_jit
+    def step(weights, opt_state, trajectory, advantage, target, order):
+        def loss(weights):
+            seen, noted = outputs(weights, trajectory.timestep), trajectory.actor_output.extras.agent
+            log_prob, entropy = log_prob_and_entropy(spec, seen.policy[:-1], trajectory.actor_output.action)
+            each = (seen.value[:-1], noted.value, log_prob - noted.log_prob, entropy, advantage, target)
+            value, old, log_ratio, bonus, gain, wanted = (x.reshape(-1)[order] for x in each)
+            valid = trajectory.timestep.valid[1:].reshape(-1)[order]
+            mean = functools.partial(jnp.mean, where=valid)
+            gain = (gain - mean(gain)) / (jnp.std(gain, where=valid) + 1e-8)
+            ratio, near = jnp.exp(log_ratio), old + jnp.clip(value - old, -0.2, 0.2)
+            surrogate = jnp.minimum(ratio * gain, jnp.clip(ratio, 0.8, 1.2) * gain)
+            error = jnp.maximum((value - wanted) ** 2, (near - wanted) ** 2)
+            return mean(-surrogate + 0.5 * 0.5 * error - 0.01 * bonus)
+
+        updates, opt_state = rule.update(jax.grad(loss)(weights), opt_state)
+        return optax.apply_updates(weights, updates), opt_state
+
+    state = it.init(jax.random.key(0))
+    weights, opt_state, before = state.params.weights, rule.init(state.params.weights), state.params.weights
+    for update in range(3):
+        trajectory, _ = it.unroll(disturbed(state.params), update)
+        key = jax.random.key(update)
+        values = np.concatenate(
+            [trajectory.actor_output.extras.agent.value, outputs(weights, trajectory.timestep).value[-1:]]
+        )
+        zeros = np.zeros((T, B))
+        advantage = targets(trajectory.timestep, values, zeros, lambda piece, i: gae_sum(piece, i, 0.8))
+        target = advantage + values[:-1]
+        for epoch_key in jax.random.split(key, epochs):
+            for order in learning.permutation(epoch_key, T * B).reshape(minibatches, -1):
+                weights, opt_state = step(weights, opt_state, trajectory, advantage, target, order)
+        state, _ = it.learn(state, trajectory, key)
+    jax.tree.map(
+        lambda got, wanted: np.testing.assert_allclose(got, wanted, rtol=1e-3, atol=1e-5), state.params.weights, weights
+    )
+    moved = jax.tree.map(lambda old, new: float(np.abs(old - new).max()), before, weights)
+    assert min(jax.tree.leaves(moved)) > rate
 
 
 def test_pqn_descends_the_squared_error_to_its_lambda_returns():
