@@ -157,7 +157,7 @@ PRESETS: dict[str, Preset] = {
         },
         network="nature",
         network_config={"widths": (16, 32), "windows": ((6, 3), (4, 2)), "dense": 256},
-        settings={"total_steps": 700_000, "batch_size": 16, "unroll_length": 64, "evaluations": 7},
+        settings={"total_steps": 400_000, "batch_size": 16, "unroll_length": 64, "evaluations": 4},
         env_options={"protocol": "classic", "life_loss_ends": False, "image_size": 42, "num_threads": 1},
         automatic=False,
         result="train sebulba --preset pong-cpu; 2 CPU cores: being measured",

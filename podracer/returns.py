@@ -4,6 +4,8 @@ Every function takes the T + 1 time steps' rewards, discounts and `valid` flags 
 resets have been made harmless: a masked transition gets its own value as reward and discount 0, so that its
 temporal-difference error is exactly 0 and nothing passes through it. A transition before it then bootstraps from the
 value of the true final observation, which is what a truncated episode needs; a terminated one has discount 0 anyway.
+
+rlax is imported where it is used: with what it imports itself it takes a second, which `podracer --help` can do without.
 """
 
 from __future__ import annotations
@@ -13,7 +15,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import rlax
 
 from podracer.types import Array, TimeStep
 
@@ -41,12 +42,16 @@ def transitions(timestep: TimeStep, values: Array, discount: Array | float, rewa
 def gae(step: Transitions, lambda_: Array | float) -> Array:
     """Generalised advantage estimates [T, B] (Schulman et al. 2016, equation 16); 0 at masked transitions."""
     values = jnp.concatenate([step.value, step.next_value[-1:]])
+    import rlax
+
     function = _over_batch(rlax.truncated_generalized_advantage_estimation, (1, 1, None, 1))
     return function(step.reward, step.discount, lambda_, values)
 
 
 def lambda_returns(step: Transitions, lambda_: Array | float) -> Array:
     """TD(lambda) returns [T, B] (Sutton and Barto 2018, section 12.1); the own value at masked transitions."""
+    import rlax
+
     function = _over_batch(rlax.lambda_returns, (1, 1, 1, None))
     return function(step.reward, step.discount, step.next_value, _float(lambda_))
 
@@ -59,6 +64,8 @@ def n_step_returns(step: Transitions, n: int) -> Array:
     length = step.reward.shape[0]
     if n >= length:
         return lambda_returns(step, 1.0)
+    import rlax
+
     function = _over_batch(lambda r, d, v: rlax.n_step_bootstrapped_returns(r, d, v, n), (1, 1, 1))
     return function(step.reward, step.discount, step.next_value)
 
@@ -78,6 +85,8 @@ def vtrace(
     clip_pg_rho: float = 1.0,
 ) -> VTrace:
     """V-trace from `log_rho` [T, B], the log of target over behaviour probability of each action."""
+
+    import rlax
 
     def one(value, next_value, reward, discount, rho):
         return rlax.vtrace_td_error_and_advantage(
