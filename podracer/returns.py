@@ -5,7 +5,7 @@ resets have been made harmless: a masked transition gets its own value as reward
 temporal-difference error is exactly 0 and nothing passes through it. A transition before it then bootstraps from the
 value of the true final observation, which is what a truncated episode needs; a terminated one has discount 0 anyway.
 
-rlax is imported where it is used: with what it imports itself it takes a second, which `podracer --help` can do without.
+rlax is imported where it is used: with all that it imports itself it takes a second, which `podracer --help` can spare.
 """
 
 from __future__ import annotations
