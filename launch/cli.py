@@ -18,13 +18,14 @@ Reinforcement learning at the speed of the accelerator.
   resume RUN     go on with a run from its newest checkpoint
   render RUN     draw a trained agent playing, as GIF or MP4
   plot RUN...    learning curves of several runs or seeds in one picture
+  bench sebulba  measure throughput against batch size, as a picture and CSV
   envs           list the environments
   agents         list the agents
   demo           train on Catch and CartPole, with pictures
 
 `podracer COMMAND --help` lists the options of each. A run directory (RUN) is what `train` writes."""
 
-COMMANDS = ("train", "eval", "resume", "render", "plot", "envs", "agents", "demo")
+COMMANDS = ("train", "eval", "resume", "render", "plot", "bench", "envs", "agents", "demo")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

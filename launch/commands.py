@@ -9,7 +9,7 @@ from launch.training import resume, train
 from podracer import config, envs
 from podracer.errors import UserError
 
-__all__ = ["demo", "evaluate", "list_agents", "list_envs", "plot", "render", "resume", "train"]
+__all__ = ["bench", "demo", "evaluate", "list_agents", "list_envs", "plot", "render", "resume", "train"]
 
 
 def list_envs(arguments: list[str]) -> None:
@@ -27,6 +27,13 @@ def list_agents(arguments: list[str]) -> None:
     for name, maker in sorted(config.AGENTS.items()):
         print(f"{name:<28}{(sys.modules[maker.__module__].__doc__ or '').splitlines()[0]}")
     print(f"{'path.py:Object':<28}an agent of yours: a function (spec) -> Agent in a file")
+
+
+def bench(arguments: list[str]) -> None:
+    """`podracer bench FIGURE [OPTIONS]`."""
+    from launch import bench as figures
+
+    figures.main(arguments)
 
 
 def demo(arguments: list[str]) -> None:

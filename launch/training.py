@@ -86,7 +86,7 @@ def _train(architecture: str, arguments: list[str]) -> None:
     agent_config, network = getattr(options, "agent", None), getattr(options, "network", network)
     references = [env_name, agent_name, network_name]
     env, agent = with_blame(
-        references, lambda: _build(references, architecture, env_options, maker, agent_config, network)
+        references, lambda: build(references, architecture, env_options, maker, agent_config, network)
     )
     recipe = config.Recipe(
         env=_absolute(env_name),
@@ -188,7 +188,7 @@ def _default_directory(env: str, agent: str) -> pathlib.Path:
     return pathlib.Path("runs") / f"{short(env)}-{short(agent)}-{now}"
 
 
-def _build(
+def build(
     references: list[Any], architecture: str, options: dict[str, Any], maker: Any, agent_config: Any, network: Any
 ) -> tuple[Any, Any]:
     """`(environment, agent)`, traced once: values of the wrong kind may fail anywhere below.

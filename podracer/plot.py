@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pathlib
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -39,17 +40,34 @@ def plot(
     Raises:
       UserError: a directory is not a run, has no such metric, or `out` cannot be written.
     """
+    check_out(out)
+    groups = label([curve for directory in directories for curve in read_curves(directory, metric, x)])
+    save(draw(groups, metric, x, title), out)
+    return f"{out}: " + ", ".join(f"{name} ({_count(len(curves))})" for name, curves in groups.items())
+
+
+def check_out(out: pathlib.Path) -> None:
+    """Refuse a file that cannot become a picture, before anything is done for it.
+
+    Raises:
+      UserError: its ending or its folder is wrong.
+    """
     if out.suffix not in FORMATS:
         raise UserError(f"--out is '{out}'; expected a name ending in {', '.join(FORMATS)}.")
     if not out.absolute().parent.is_dir():
         raise UserError(f"--out is '{out}', but the folder {out.parent} does not exist. Create it first.")
-    groups = label([curve for directory in directories for curve in read_curves(directory, metric, x)])
-    figure = draw(groups, metric, x, title)
+
+
+def save(figure: Any, out: pathlib.Path) -> None:
+    """Write a figure.
+
+    Raises:
+      UserError: the file cannot be written.
+    """
     try:
         figure.savefig(out, dpi=150, bbox_inches="tight")
     except OSError as error:
         raise UserError(f"--out {out} cannot be written: {error.strerror}. Choose another --out.") from error
-    return f"{out}: " + ", ".join(f"{name} ({_count(len(curves))})" for name, curves in groups.items())
 
 
 def read_curves(directory: pathlib.Path, metric: str, x: str) -> list[Curve]:
@@ -103,12 +121,7 @@ def _rows(path: pathlib.Path) -> list[dict[str, Any]]:
 
 def draw(groups: dict[str, list[Curve]], metric: str, x: str, title: str | None) -> Any:
     """A matplotlib figure of the groups."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axes = pyplot.subplots(figsize=(7, 4.2))
+    figure, axes = _axes(title)
     for label, curves in groups.items():
         # Where all of the group have data; without such a stretch, wherever any has.
         start, end = max(c.x[0] for c in curves), min(c.x[-1] for c in curves)
@@ -123,14 +136,51 @@ def draw(groups: dict[str, list[Curve]], metric: str, x: str, title: str | None)
             axes.fill_between(grid, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
     axes.set_xlabel({"train_s": "training time (s)"}.get(x, x))
     axes.set_ylabel({"return_mean": "return, mean of the last 100 episodes"}.get(metric, metric))
-    axes.grid(alpha=0.25)
-    axes.spines[["top", "right"]].set_visible(False)
     axes.ticklabel_format(axis="x", style="sci", scilimits=(-3, 5), useMathText=True)
     axes.legend(frameon=False)
+    return figure
+
+
+def draw_spreads(
+    lines: Mapping[str, tuple[Sequence[float], Sequence[Sequence[float]]]], x: str, y: str, title: str, dashed: str
+) -> Any:
+    """A matplotlib figure of several measurements of each point.
+
+    Args:
+      lines: by label, the horizontal values and for each of them [median, low, high].
+      x, y: labels of the axes; y begins at 0, x is in powers of 2.
+      dashed: the label of the line that is a limit.
+    """
+    figure, axes = _axes(title)
+    for name, (at, spreads) in lines.items():
+        median, low, high = np.asarray(spreads).T
+        style: dict[str, Any] = {"linestyle": "--", "color": "0.4"} if name == dashed else {}
+        (line,) = axes.plot(at, median, label=name, linewidth=1.8, marker="o", **style)
+        axes.fill_between(at, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
+    ticks = sorted({value for at, _ in lines.values() for value in at})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(ticks, [f"{value:g}" for value in ticks], minor=False)
+    axes.set_xlabel(x)
+    axes.set_ylabel(y)
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False)
+    return figure
+
+
+def _axes(title: str | None) -> tuple[Any, Any]:
+    """An empty figure in the style of all."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(figsize=(7, 4.2))
+    axes.grid(alpha=0.25)
+    axes.spines[["top", "right"]].set_visible(False)
     if title:
         axes.set_title(title)
-    pyplot.close(figure)
-    return figure
+    pyplot.close(figure)  # pyplot forgets it; it can still be drawn on and saved
+    return figure, axes
 
 
 def confidence_band(values: np.ndarray, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:

@@ -22,7 +22,7 @@ from podracer.errors import UserError
 from podracer.scoring import ScoredRun
 from podracer.sinks import JsonLines, Sink, TensorBoard, Terminal, WeightsAndBiases, import_wandb
 
-PACKAGES = ("podracer", "jax", "jaxlib", "flax", "optax", "rlax", "orbax-checkpoint", "numpy", "gymnax")
+PACKAGES = ("podracer", "jax", "jaxlib", "flax", "optax", "rlax", "orbax-checkpoint", "numpy", "gymnax", "envpool")
 
 
 class NonFiniteLoss(RuntimeError):

@@ -4,12 +4,24 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from podracer.envs import api
 from podracer.envs.host import HostEnvironment
+
+
+class Done(NamedTuple):
+    """What was done in a while."""
+
+    steps: float  # environment steps: one action of one environment each
+    seconds: float
+    cpu_s: float  # of this process, all its threads
+
+    @property
+    def steps_per_s(self) -> float:
+        return self.steps / self.seconds
 
 
 def steps_per_s(env: HostEnvironment, num_threads: int, seconds: float = 1.0) -> float:
@@ -18,7 +30,16 @@ def steps_per_s(env: HostEnvironment, num_threads: int, seconds: float = 1.0) ->
     Raises:
       what an environment raised.
     """
-    counts, errors = [0] * num_threads, []
+    return measure(env, num_threads, seconds).steps_per_s
+
+
+def measure(env: HostEnvironment, num_threads: int, seconds: float = 1.0) -> Done:
+    """As `steps_per_s`, with the time that was spent.
+
+    Raises:
+      what an environment raised.
+    """
+    rates, errors = [0.0] * num_threads, []
     start, stop = threading.Barrier(num_threads + 1), threading.Event()
 
     def work(thread: int) -> None:
@@ -32,9 +53,12 @@ def steps_per_s(env: HostEnvironment, num_threads: int, seconds: float = 1.0) ->
             rng = np.random.default_rng(thread)
             batch.reset()
             start.wait()
+            began, count = time.perf_counter(), 0
             while not stop.is_set():
                 batch.step(random_actions(env.spec.action, env.batch_size, rng))
-                counts[thread] += env.batch_size
+                count += env.batch_size
+            # Each thread by its own clock: a step that is not over at the end would be missing in a short while.
+            rates[thread] = count / (time.perf_counter() - began)
         except threading.BrokenBarrierError:
             pass
         except BaseException as error:
@@ -46,22 +70,22 @@ def steps_per_s(env: HostEnvironment, num_threads: int, seconds: float = 1.0) ->
     threads = [threading.Thread(target=work, args=(i,), name=f"probe-{i}", daemon=True) for i in range(num_threads)]
     for thread in threads:
         thread.start()
-    began = time.perf_counter()
+    began, cpu = time.perf_counter(), time.process_time()
     try:
         start.wait()
-        began = time.perf_counter()
+        began, cpu = time.perf_counter(), time.process_time()
         while time.perf_counter() - began < seconds and not errors:
             time.sleep(0.02)
     except threading.BrokenBarrierError:
         pass
     finally:
-        elapsed, total = time.perf_counter() - began, sum(counts)
+        elapsed, used = time.perf_counter() - began, time.process_time() - cpu
         stop.set()
         for thread in threads:
             thread.join()
     if errors:
         raise errors[0]
-    return total / elapsed
+    return Done(sum(rates) * elapsed, elapsed, used)
 
 
 def random_actions(action: api.Action, batch_size: int, rng: np.random.Generator) -> Any:
