@@ -160,7 +160,7 @@ PRESETS: dict[str, Preset] = {
         settings={"total_steps": 400_000, "batch_size": 16, "unroll_length": 64, "evaluations": 4},
         env_options={"protocol": "classic", "life_loss_ends": False, "image_size": 42, "num_threads": 1},
         automatic=False,
-        result="train sebulba --preset pong-cpu; 2 CPU cores: being measured",
+        result="train sebulba --preset pong-cpu; 2 CPU cores, 4 minutes: score 20.1 over 20 games, the worst 20",
     ),
 }
 
