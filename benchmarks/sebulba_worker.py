@@ -1,0 +1,150 @@
+"""Speed of Sebulba on one workload, driven over standard input with the protocol of `peers/README.md`.
+
+`--what train` trains, and goes on by itself between two blocks: whoever drives it stops the process meanwhile
+(SIGSTOP), so that the queues are as full at the start of a block as at its end. `--what pieces` measures the parts of
+it alone: `go env/B` the environments with random actions, `go infer/B` the acting program, `go learn/B/T` the update.
+"""
+
+import argparse
+import dataclasses
+import functools
+import json
+import sys
+import time
+from typing import Any
+
+from anakin_worker import take_stdout
+
+NEVER_S = 1e9  # a frozen process is silent for long
+
+
+def parse_args() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--what", choices=("train", "pieces"), default="train")
+    parser.add_argument("--parts", nargs="+", choices=("env", "infer", "learn"), default=["env", "infer", "learn"])
+    parser.add_argument("--env", default="atari/Pong")
+    parser.add_argument("--env-options", type=json.loads, default={}, metavar="JSON")
+    parser.add_argument("--network", default="nature", help="tiny, tiny:WIDTH, or a name of podracer's")
+    parser.add_argument("--batches", type=int, nargs="+", default=[32], help="environments per actor thread")
+    parser.add_argument("--unrolls", type=int, nargs="+", default=[20])
+    parser.add_argument("--threads", type=int, default=2, help="actor threads per actor core")
+    parser.add_argument("--cores", type=int, default=2, help="virtual cores; a single one acts and learns")
+    parser.add_argument("--actor-cores", type=int, default=1)
+    parser.add_argument("--lag", default="fixed")
+    parser.add_argument("--seconds", type=float, default=3.0, help="length of a block, which is whole updates")
+    return parser.parse_args()
+
+
+def network(name: str) -> Any:
+    """The recipe; `tiny` exists only here."""
+    from podracer import config
+
+    kind, _, width = name.partition(":")
+    return tiny(int(width or 64)) if kind == "tiny" else config.network_recipe(name.replace("_", "-"))
+
+
+def tiny(width: int) -> Any:
+    """One dense layer on frames [stack, height, width] averaged over 4 x 4 pixels: as little compute as can be."""
+    import jax
+    import jax.numpy as jnp
+    from flax import nnx
+
+    from podracer.networks.mlp import linear
+
+    class Pooled(nnx.Module):
+        def __init__(self, spec: Any, width: int, rngs: nnx.Rngs):
+            stack, height, breadth = spec.shape
+            self.dense = linear(stack * (height // 4) * (breadth // 4), width, 2**0.5, rngs)
+
+        def __call__(self, frames: jax.Array) -> jax.Array:
+            count, stack, height, breadth = frames.shape
+            squares = frames.reshape(count, stack, height // 4, 4, breadth // 4, 4)
+            pooled = squares.astype(jnp.float32).mean((3, 5)) / 255.0
+            return jax.nn.relu(self.dense(pooled.reshape(count, -1)))
+
+    @dataclasses.dataclass(frozen=True)
+    class Recipe:
+        width: int
+
+        def __call__(self, observation_spec: Any, rngs: nnx.Rngs) -> Pooled:
+            return Pooled(observation_spec, self.width, rngs)
+
+    return Recipe(width)
+
+
+def make_loop(args: argparse.Namespace, batch_size: int, unroll_length: int) -> Any:
+    """Sebulba with IMPALA, policy and value on one trunk."""
+    from podracer import agents, envs
+    from podracer.agents.impala import Config
+    from sebulba.loop import Lag, Sebulba
+    from sebulba.topology import split
+
+    env = envs.on_host(envs.make(args.env, **args.env_options), batch_size)
+    agent = agents.impala(env.spec, Config(shared_trunk=True), network(args.network))
+    topology = split(args.cores, args.actor_cores, args.threads, batch_size)
+    return Sebulba(agent, env, topology, unroll_length, Lag.parse(args.lag), stall_timeout_s=NEVER_S)
+
+
+def answer(done: Any, **more: Any) -> dict[str, Any]:
+    """A block in the words of the protocol."""
+    numbers = {"steps": done.steps, "seconds": done.seconds, "steps_per_s": done.steps_per_s}
+    return {**numbers, "cpu_seconds": done.cpu_s, **more}
+
+
+def train(args: argparse.Namespace, say: Any) -> None:
+    from sebulba import measure
+
+    start = time.perf_counter()
+    loop = make_loop(args, args.batches[0], args.unrolls[0])
+    loop.compile()
+    compile_s = time.perf_counter() - start
+
+    def between(block: Any) -> bool:
+        if block is None:
+            say(ready(args, compile_s))
+        else:
+            say(answer(block.done, updates=block.updates, waits=block.waits))
+        return sys.stdin.readline().strip().startswith("go")
+
+    measure.blocks(loop, args.seconds, between)
+
+
+def pieces(args: argparse.Namespace, say: Any) -> None:
+    from sebulba import measure
+
+    start = time.perf_counter()
+    measures = {}
+    for batch_size in args.batches:
+        loops = {length: make_loop(args, batch_size, length) for length in args.unrolls}
+        loop = loops[args.unrolls[0]]
+        if "env" in args.parts:
+            threads = loop.topology.num_threads
+            measures[f"env/{batch_size}"] = functools.partial(measure.ceiling, loop.env, threads)
+        if "infer" in args.parts:
+            measures[f"infer/{batch_size}"] = measure.Inference(loop)
+        if "learn" in args.parts:
+            measures |= {f"learn/{batch_size}/{length}": measure.Learning(each) for length, each in loops.items()}
+    say(ready(args, time.perf_counter() - start))
+    for line in sys.stdin:
+        command, _, what = line.strip().partition(" ")
+        if command == "quit":
+            break
+        say(answer(measures[what](args.seconds)))
+
+
+def ready(args: argparse.Namespace, compile_s: float) -> dict[str, Any]:
+    return {"ready": True, "compile_s": round(compile_s, 3), "config": vars(args)}
+
+
+def main() -> None:
+    args = parse_args()
+    channel = take_stdout()
+    from podracer import mesh
+
+    mesh.start_backend("cpu", args.cores)
+    say = lambda message: print(json.dumps(message), file=channel)
+    train(args, say) if args.what == "train" else pieces(args, say)
+
+
+if __name__ == "__main__":
+    main()
