@@ -13,7 +13,7 @@ from typing import Any
 from launch.machine import Machine, with_blame
 from launch.parse import parse, take_options
 from launch.training import build
-from podracer import config, envs, plot, runs
+from podracer import config, envs, plot, presets, runs
 from podracer.errors import UserError, check_number, closest
 
 
@@ -24,9 +24,9 @@ class SebulbaOptions(Machine):
     env: str = "atari/Pong"
     """Environment: a name of `podracer envs`, or path.py:Object. --env.OPTION VALUE sets its options."""
     agent: str = "impala"
-    """Agent: a name of `podracer agents`, or path.py:Object."""
+    """Agent: a name of `podracer agents`, or path.py:Object; with its preset for this environment, if there is one."""
     network: str | None = None
-    """Network: a name such as nature, or path.py:Object; None takes the agent's own for this environment."""
+    """Network: a name such as impala, or path.py:Object; None takes nature for pictures, else the agent's own."""
     batch_sizes: str = "16,32,64,128"
     """Environments per actor thread, one measurement each."""
     unroll_lengths: str = "20,60"
@@ -64,7 +64,9 @@ def sebulba(arguments: list[str]) -> None:
     references = [options.env, options.agent, options.network]
     cores = options.start()
 
-    given = config.default_of(maker, "config")
+    given, preset = config.default_of(maker, "config"), presets.find(options.env, options.agent)
+    if preset is not None:
+        given = dataclasses.replace(given, **preset[1].config)
     env, agent = with_blame(references, lambda: build(references, "sebulba", env_options, maker, given, network))
 
     def make_loop(batch_size: int, unroll_length: int) -> Sebulba:
@@ -77,6 +79,7 @@ def sebulba(arguments: list[str]) -> None:
     )
     skip, facts = env.spec.frame_skip, runs.environment_facts(topology.learner_mesh)
     content = {"settings": dataclasses.asdict(options), "env_options": env_options, "num_cores": topology.num_cores}
+    content |= {"agent_config": agent.config, "network": agent.network}
     title = f"{options.agent} on {options.env}, {topology.num_cores} core{'s' if topology.num_cores > 1 else ''}"
     _write(out, _rows(found, options.rounds, skip), content | facts, _draw(found, skip, title))
 
