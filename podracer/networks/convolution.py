@@ -65,7 +65,7 @@ def _parts(images: jax.Array, kernel: jax.Array, stride: int, *arrays: jax.Array
     """`arrays` [N, ...] cut into equal parts [P, N / P, ...], as large as lets the patches of one stay in cache."""
     number, height, width, _ = images.shape
     patch_bytes = 4 * (height // stride) * (width // stride) * (kernel.size // kernel.shape[-1])
-    fitting = max(PATCH_BYTES // patch_bytes, 1)
+    fitting = max(PATCH_BYTES // max(patch_bytes, 1), 1)  # a window may be larger than the picture: no patch at all
     size = max(divisor for divisor in range(1, min(fitting, number) + 1) if number % divisor == 0)
     return tuple(array.reshape(number // size, size, *array.shape[1:]) for array in arrays)
 
