@@ -53,8 +53,12 @@ class ActorPrograms:
         self.collect = jax.jit(self._collect)
 
     def _act(self, params, actor_state, observation, flags, key, number):
+        """`(output, actor state, observation)`: the observation comes from the host and stays on the core.
+
+        As an argument of a compiled program it gets there ten times as fast as by `device_put`, in Python's time.
+        """
         timestep = _timestep(observation, flags)
-        return self._agent.actor_step(params, actor_state, timestep, jax.random.fold_in(key, number))
+        return *self._agent.actor_step(params, actor_state, timestep, jax.random.fold_in(key, number)), observation
 
     def _collect(self, observations, flags, outputs, actor_state):
         """Lists of T + 1 observations and T outputs, flags [T + 1, 4, B] -> one trajectory per learner core."""
@@ -137,14 +141,14 @@ class Actor:
         key = jax.random.fold_in(self._key, self._rollouts)
         before, episodes = self._actor_state, []
         flags = [pack(step.timestep)]
-        observations = [jax.device_put(step.timestep.observation, self._device)]
-        outputs = []
+        observations, outputs = [], []
         lap("environment")
         for number in range(self._unroll_length):
             go_on("acting")
-            output, self._actor_state = self._programs.act(
-                params, self._actor_state, observations[-1], flags[-1], key, np.uint32(number)
+            output, self._actor_state, observation = self._programs.act(
+                params, self._actor_state, step.timestep.observation, flags[-1], key, np.uint32(number)
             )
+            observations.append(observation)
             outputs.append(output)
             action = jax.tree.map(np.asarray, output.action)  # waits for the core
             lap("inference")
@@ -152,9 +156,8 @@ class Actor:
             self._count(step, episodes)
             lap("environment")
             flags.append(pack(step.timestep))
-            observations.append(jax.device_put(step.timestep.observation, self._device))
-            lap("transfer")
         self._last = step
+        observations.append(jax.device_put(step.timestep.observation, self._device))
         parts = self._programs.collect(observations, np.stack(flags), outputs, before)
         shards = [jax.device_put(part, core) for part, core in zip(parts, self._learner_cores, strict=True)]
         # Before the lists go: the host's observation buffers may be aliased by the device arrays on a CPU.

@@ -96,7 +96,7 @@ class Inference:
         timestep = batch.reset().timestep
         batch.close()
         # A copy: the pool that the observation came from is closed.
-        self._observation = jax.device_put(jax.tree.map(np.array, timestep.observation), core)
+        self._observation = jax.tree.map(np.array, timestep.observation)
         self._flags, self._key = pack(timestep), jax.device_put(jax.random.key(0), core)
         self._state = jax.device_put(loop.agent.initial_actor_state(size), core)
         self._params = _on(core, loop.learner.state.params)
@@ -107,7 +107,7 @@ class Inference:
 
     def _once(self) -> None:
         args = (self._params, self._state, self._observation, self._flags, self._key, np.uint32(0))
-        output, self._state = self._act(*args)
+        output, self._state, _ = self._act(*args)
         jax.tree.map(np.asarray, output.action)
 
 

@@ -181,7 +181,7 @@ def _run(
     with open_sinks(run, sinks, end) as (sinks, note), Interruption() as interruption, _checkpoints(run) as checkpoints:
         atari = getattr(loop.env, "atari", None) if loop.env.spec.frame_skip > 1 else None
         protocol = [f"{run.env_name}: {atari.describe()}"] if atari else []
-        for text in (*notes, loop.describe(), *protocol):
+        for text in (*notes, loop.describe(), *run.agent.notes, *protocol):
             note(text)
         if loop.topology.shared and mesh.idle_cores(loop.topology.learner_mesh):
             note(mesh.IDLE)
