@@ -182,7 +182,7 @@ def _run(
     stops = settings.stops(calls)
     try:
         with open_sinks(run, sinks, total_steps, _num_members(loop)) as (sinks, note), Interruption() as interruption:
-            for text in (*notes, _describe(loop, settings)):
+            for text in (*notes, _describe(loop, settings), *run.agent.notes):
                 note(text)
             if mesh.idle_cores(loop.mesh):
                 note(mesh.IDLE)

@@ -69,6 +69,7 @@ class Agent:
       network: the recipe of its network, kept so that a run directory can say what was trained.
       rebuild: `(config) -> Agent`, the same agent with other settings; sweeps over many settings in one program
         call it with traced values in the float fields.
+      notes: what a run says of the agent before it starts, one line each.
     """
 
     initial_learner_state: Callable[[Array], LearnerState]
@@ -80,3 +81,4 @@ class Agent:
     config: Any = None
     network: Any = None
     rebuild: Callable[[Any], Agent] | None = None
+    notes: tuple[str, ...] = ()
