@@ -1,0 +1,194 @@
+"""The user's model in the form that the search calls, and a check of it with named errors.
+
+`recurrent_fn(params, rng_key, action [L], embedding [L, ...]) -> (RecurrentFnOutput, embedding [L, ...])`, as mctx has
+it. L is the batch size, or a multiple of it where a search evaluates several leaves at once, so the function must not
+assume one. The records are mctx's own: a model written for mctx is searched here unchanged, and the other way round.
+
+Whatever the model returns, the tree stays finite: logits that are NaN or below -5e29 (`-inf`, or the least float) mean
+that there is no such action; rewards, discounts and values that are not finite count as 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from mctx import ChanceRecurrentFnOutput, DecisionRecurrentFnOutput, RecurrentFnOutput, RootFnOutput
+
+from muzero.qvalues import ILLEGAL
+from podracer.errors import UserError
+from podracer.types import Array
+
+__all__ = [
+    "ChanceRecurrentFnOutput",
+    "DecisionRecurrentFnOutput",
+    "Expansion",
+    "RecurrentFnOutput",
+    "RootFnOutput",
+    "TwoPlies",
+    "check_recurrent_fn",
+    "deterministic",
+    "masked",
+    "stochastic",
+]
+
+
+class Expansion(NamedTuple):
+    """What the model says of L new nodes."""
+
+    logits: Array  # [L, W] log-probabilities; ILLEGAL where there is no such action
+    value: Array  # [L]
+    reward: Array  # [L] for the edge that leads here
+    discount: Array  # [L] of the value
+    chance: Array  # [L] 1 where the node is a chance node
+
+
+Expand = Callable[[Array, Array, Any], tuple[Expansion, Any]]  # (rng_key, action [L], embedding) -> ..., embedding
+
+
+def masked(logits: Any, width: int | None = None) -> Array:
+    """Log-probabilities in float32, with ILLEGAL for what is not finite or very low, padded to `width` with ILLEGAL."""
+    logits = jnp.asarray(logits, jnp.float32)
+    legal = logits > ILLEGAL / 2  # False for NaN
+    top = jnp.max(jnp.where(legal, logits, ILLEGAL), axis=-1, keepdims=True)
+    shifted = jnp.where(legal, logits - top, ILLEGAL)
+    total = jnp.sum(jnp.where(legal, jnp.exp(shifted), 0.0), axis=-1, keepdims=True)
+    logits = jnp.where(legal, shifted - jnp.log(jnp.maximum(total, 1.0)), ILLEGAL)
+    padding = 0 if width is None else width - logits.shape[-1]
+    return jnp.pad(logits, ((0, 0), (0, padding)), constant_values=ILLEGAL) if padding else logits
+
+
+def finite(values: Any) -> Array:
+    """`values` in float32, 0 where they are NaN or infinite."""
+    values = jnp.asarray(values, jnp.float32)
+    return jnp.where(jnp.isfinite(values), values, 0.0)
+
+
+def deterministic(recurrent_fn: Callable, params: Any, num_actions: int) -> Expand:
+    """A model whose every node is the player's."""
+
+    def expand(rng_key, action, embedding):
+        result = recurrent_fn(params, rng_key, action, embedding)
+        _check(result, RECURRENT, "recurrent_fn", action.shape[0], num_actions, embedding)
+        out, new = result
+        value = finite(out.value)
+        reward, discount = finite(out.reward), finite(out.discount)
+        return Expansion(masked(out.prior_logits), value, reward, discount, jnp.zeros_like(value)), new
+
+    return expand
+
+
+class TwoPlies(NamedTuple):
+    """A model whose nodes are the player's and chance's in turn."""
+
+    expand: Expand
+    embedding: Any  # of the root: (state, afterstate, decision [B] bool)
+    width: int  # edges of a node, the greater of the numbers of actions and outcomes
+
+
+def stochastic(decision_fn: Callable, chance_fn: Callable, params: Any, root: Any) -> TwoPlies:
+    """Decision and chance functions as one model (Antonoglou et al. 2022, section 4).
+
+    Both are called on all nodes, on whatever lies in the half of the embedding that is not theirs, and the right answer
+    is taken: one batch, whatever mixture the leaves are.
+    """
+    batch, num_actions = root.prior_logits.shape
+    action, key = jax.ShapeDtypeStruct((batch,), jnp.int32), jax.eval_shape(lambda: jax.random.PRNGKey(0))
+    after, afterstate = jax.eval_shape(decision_fn, params, key, action, root.embedding)
+    num_outcomes = after.chance_logits.shape[-1]
+    width = max(num_actions, num_outcomes)
+
+    def expand(rng_key, index, embedding):
+        state, afterstate, decision = embedding
+        size = index.shape[0]
+        after = decision_fn(params, rng_key, jnp.minimum(index, num_actions - 1), state)
+        _check(after, DECISION, "decision_recurrent_fn", size, num_outcomes, afterstate)
+        then = chance_fn(params, rng_key, jnp.minimum(index, num_outcomes - 1), afterstate)
+        _check(then, CHANCE, "chance_recurrent_fn", size, num_actions, state)
+        (after, new_afterstate), (then, new_state) = after, then
+        expansion = Expansion(
+            jnp.where(decision[:, None], masked(after.chance_logits, width), masked(then.action_logits, width)),
+            jnp.where(decision, finite(after.afterstate_value), finite(then.value)),
+            jnp.where(decision, 0.0, finite(then.reward)),
+            jnp.where(decision, 1.0, finite(then.discount)),
+            decision.astype(jnp.float32),
+        )
+        return expansion, (new_state, new_afterstate, ~decision)
+
+    nothing = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), afterstate)
+    return TwoPlies(expand, (root.embedding, nothing, jnp.ones(batch, bool)), width)
+
+
+# Field names, the one with the logits first.
+RECURRENT = ("prior_logits", "reward", "discount", "value")
+DECISION = ("chance_logits", "afterstate_value")
+CHANCE = ("action_logits", "value", "reward", "discount")
+
+
+def check_recurrent_fn(recurrent_fn: Callable, params: Any, root: Any, name: str = "recurrent_fn") -> None:
+    """Call the model on shapes only, and say which part of its answer does not fit `root` (a `RootFnOutput`).
+
+    The policies check the same while they are traced; this is for a message before anything else is set up.
+
+    Raises:
+      UserError: a field has another shape or dtype than expected, or the embedding differs from the root's.
+    """
+    batch, num_actions = root.prior_logits.shape
+    action, key = jax.ShapeDtypeStruct((batch,), jnp.int32), jax.eval_shape(lambda: jax.random.PRNGKey(0))
+    embedding = jax.eval_shape(lambda x: x, root.embedding)
+    result = jax.eval_shape(recurrent_fn, params, key, action, embedding)
+    _check(result, RECURRENT, name, batch, num_actions, embedding)
+
+
+def _check(result: Any, fields: tuple[str, ...], name: str, batch: int, width: int, embedding: Any) -> None:
+    """Compare the answer of a recurrent function with what the tree can hold."""
+    if not isinstance(result, tuple) or len(result) != 2:
+        raise UserError(
+            f"{name} returned {type(result).__name__}; expected a pair (output, new embedding). Return both."
+        )
+    output, new = result
+    for field in fields:
+        if not hasattr(output, field):
+            raise UserError(
+                f"{name}: the output, a {type(output).__name__}, has no field '{field}'; "
+                f"expected {', '.join(fields)}. Return the record of muzero.search for it."
+            )
+        value, shape = getattr(output, field), (batch, width) if field == fields[0] else (batch,)
+        check_array(f"{name}: {field}", value, shape)
+    check_embedding(name, new, embedding)
+
+
+def check_array(name: str, value: Any, shape: tuple[int, ...]) -> None:
+    """Refuse what is not a float array of `shape`.
+
+    Raises:
+      UserError: another shape or dtype.
+    """
+    got, dtype = getattr(value, "shape", None), getattr(value, "dtype", type(value).__name__)
+    if got != shape or not jnp.issubdtype(dtype, jnp.floating):
+        raise UserError(
+            f"{name} is {dtype}{list(got or ())}; expected floats of shape {list(shape)}. Change the model."
+        )
+
+
+def check_embedding(name: str, new: Any, old: Any) -> None:
+    """Refuse an embedding that does not fit where the root's was stored.
+
+    Raises:
+      UserError: another structure, shape or dtype.
+    """
+    if jax.tree.structure(new) != jax.tree.structure(old):
+        raise UserError(
+            f"{name}: the embedding is {jax.tree.structure(new)}; expected the root's structure, "
+            f"{jax.tree.structure(old)}. Return an embedding like the one that was given."
+        )
+    for (path, leaf), expected in zip(jax.tree_util.tree_leaves_with_path(new), jax.tree.leaves(old), strict=True):
+        got, want = (jnp.shape(leaf), jnp.result_type(leaf)), (jnp.shape(expected), jnp.result_type(expected))
+        if got != want:
+            place = f"embedding{jax.tree_util.keystr(path)}"
+            raise UserError(
+                f"{name}: {place} is {got[1]}{list(got[0])}; expected {want[1]}{list(want[0])} as at the root. "
+                "Cast or reshape it in the model."
+            )

@@ -1,0 +1,90 @@
+"""Before and after a search: the root's prior with its noise, and an action drawn from the root's visits."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from muzero.qvalues import ILLEGAL, TINY
+from muzero.recurrent import Expansion, RootFnOutput, check_array, finite, masked
+from muzero.simulate import Limits
+from muzero.tree import Tree
+from podracer.errors import UserError, check_number
+from podracer.types import Array
+
+
+class Dirichlet(NamedTuple):
+    """Noise in the prior at the root."""
+
+    key: Array
+    fraction: Any  # its share
+    alpha: Any  # its concentration
+    over: str  # "legal" or "all" actions
+
+
+def check(root: RootFnOutput, invalid_actions: Any, limits: Limits) -> Array:
+    """The mask of invalid actions, [B, A] bool, none where it is None.
+
+    Raises:
+      UserError: shapes do not fit one another, or there is nothing to simulate.
+    """
+    check_number("num_simulations", limits.num_simulations, minimum=1, whole=True)
+    check_number("max_depth", 1 if limits.max_depth is None else limits.max_depth, minimum=1, whole=True)
+    shape = jnp.shape(root.prior_logits)
+    if len(shape) != 2:
+        raise UserError(f"root: prior_logits has shape {list(shape)}; expected [batch, actions]. Add the batch axis.")
+    check_array("root: prior_logits", root.prior_logits, shape)
+    check_array("root: value", root.value, shape[:1])
+    for path, leaf in jax.tree_util.tree_leaves_with_path(root.embedding):
+        if jnp.shape(leaf)[:1] != shape[:1]:
+            place = f"embedding{jax.tree_util.keystr(path)}"
+            raise UserError(
+                f"root: {place} has shape {list(jnp.shape(leaf))}; expected {shape[0]}, the batch size, to lead. "
+                "Every leaf of the embedding has one entry per root."
+            )
+    if invalid_actions is None:
+        return jnp.zeros(shape, bool)
+    if jnp.shape(invalid_actions) != shape:
+        raise UserError(
+            f"invalid_actions has shape {list(jnp.shape(invalid_actions))}; expected {list(shape)}, as prior_logits. "
+            "Give one mask per root."
+        )
+    return jnp.asarray(invalid_actions).astype(bool)
+
+
+def node(logits: Array, value: Any) -> Expansion:
+    """The roots as nodes of the player."""
+    value = finite(value)
+    return Expansion(masked(logits), value, jnp.zeros_like(value), jnp.ones_like(value), jnp.zeros_like(value))
+
+
+def noisy_logits(prior_logits: Any, invalid: Array, noise: Dirichlet) -> Array:
+    """[B, A] log of `(1 - fraction) * prior + fraction * Dirichlet noise`, ILLEGAL where invalid.
+
+    The noise is normalised over the legal actions, which is a Dirichlet distribution over them, and the prior too. With
+    `over="all"` both are over all actions and what falls on invalid ones is lost, as in mctx.
+
+    Raises:
+      UserError: `over` is neither.
+    """
+    if noise.over not in ("legal", "all"):
+        raise UserError(f"dirichlet_over is {noise.over!r}; expected 'legal' or 'all'. Leave it out for 'legal'.")
+    excluded = invalid if noise.over == "legal" else jnp.zeros_like(invalid)
+    # The logarithm of gamma variables: small concentrations would underflow. `jax.random.dirichlet` draws the same.
+    alpha = jnp.broadcast_to(jnp.asarray(noise.alpha, jnp.float32), invalid.shape)
+    gammas = jax.random.loggamma(noise.key, alpha, invalid.shape)
+    drawn = jax.nn.softmax(jnp.where(excluded, ILLEGAL, gammas))
+    prior = jnp.exp(masked(jnp.where(excluded, ILLEGAL, prior_logits)))
+    mixed = (1 - noise.fraction) * prior + noise.fraction * drawn
+    return jnp.where(invalid, ILLEGAL, jnp.log(jnp.maximum(mixed, TINY)))
+
+
+def draw_by_visits(key: Array, tree: Tree, temperature: Any) -> tuple[Array, Array]:
+    """Actions [B] drawn by `visits ** (1 / temperature)`, and the shares of the visits [B, A]."""
+    weights = tree.summary().visit_probs
+    logits = jnp.log(jnp.maximum(weights, TINY))
+    logits = logits - jnp.max(logits, axis=-1, keepdims=True)
+    logits = jnp.where(weights > 0, jnp.maximum(logits / jnp.maximum(temperature, TINY), ILLEGAL), ILLEGAL)
+    return jax.random.categorical(key, logits).astype(jnp.int32), weights
