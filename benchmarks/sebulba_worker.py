@@ -58,8 +58,11 @@ def tiny(width: int) -> Any:
 
         def __call__(self, frames: jax.Array) -> jax.Array:
             count, stack, height, breadth = frames.shape
-            squares = frames.reshape(count, stack, height // 4, 4, breadth // 4, 4)
-            pooled = squares.astype(jnp.float32).mean((3, 5)) / 255.0
+            # By slices: a mean over these axes takes XLA:CPU 80 us for four planes, this 2.
+            rows = frames.reshape(count, stack, height // 4, 4, breadth)
+            rows = sum(rows[:, :, :, i].astype(jnp.uint16) for i in range(4))
+            squares = rows.reshape(count, stack, height // 4, breadth // 4, 4).astype(jnp.float32)
+            pooled = sum(squares[..., i] for i in range(4)) / (16 * 255.0)
             return jax.nn.relu(self.dense(pooled.reshape(count, -1)))
 
     @dataclasses.dataclass(frozen=True)
