@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 
+import muzero  # noqa: F401  # its agents and network get their names
 from launch.trained import evaluate, plot, render
 from launch.training import resume, train
 from podracer import config, envs

@@ -11,6 +11,7 @@ that there is no such action; rewards, discounts and values that are not finite 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -25,20 +26,28 @@ __all__ = [
     "ChanceRecurrentFnOutput",
     "DecisionRecurrentFnOutput",
     "Expansion",
+    "Prior",
     "RecurrentFnOutput",
     "RootFnOutput",
     "TwoPlies",
     "check_recurrent_fn",
     "deterministic",
-    "masked",
+    "prior",
     "stochastic",
 ]
+
+
+class Prior(NamedTuple):
+    """A policy over W edges, those that do not exist included."""
+
+    logits: Array  # [L, W] log-probabilities; ILLEGAL where there is no such action
+    probs: Array  # [L, W]
 
 
 class Expansion(NamedTuple):
     """What the model says of L new nodes."""
 
-    logits: Array  # [L, W] log-probabilities; ILLEGAL where there is no such action
+    prior: Prior
     value: Array  # [L]
     reward: Array  # [L] for the edge that leads here
     discount: Array  # [L] of the value
@@ -48,16 +57,17 @@ class Expansion(NamedTuple):
 Expand = Callable[[Array, Array, Any], tuple[Expansion, Any]]  # (rng_key, action [L], embedding) -> ..., embedding
 
 
-def masked(logits: Any, width: int | None = None) -> Array:
-    """Log-probabilities in float32, with ILLEGAL for what is not finite or very low, padded to `width` with ILLEGAL."""
+def prior(logits: Any, width: int | None = None) -> Prior:
+    """Logits [L, A] in float32, normalised, ILLEGAL for what is not finite or very low; padded to `width`."""
     logits = jnp.asarray(logits, jnp.float32)
     legal = logits > ILLEGAL / 2  # False for NaN
     top = jnp.max(jnp.where(legal, logits, ILLEGAL), axis=-1, keepdims=True)
-    shifted = jnp.where(legal, logits - top, ILLEGAL)
-    total = jnp.sum(jnp.where(legal, jnp.exp(shifted), 0.0), axis=-1, keepdims=True)
-    logits = jnp.where(legal, shifted - jnp.log(jnp.maximum(total, 1.0)), ILLEGAL)
-    padding = 0 if width is None else width - logits.shape[-1]
-    return jnp.pad(logits, ((0, 0), (0, padding)), constant_values=ILLEGAL) if padding else logits
+    shifted = logits - jnp.where(top > ILLEGAL / 2, top, 0.0)
+    weights = jnp.where(legal, jnp.exp(shifted), 0.0)
+    total = jnp.maximum(jnp.sum(weights, axis=-1, keepdims=True), 1.0)
+    found = Prior(jnp.where(legal, shifted - jnp.log(total), ILLEGAL), weights / total)
+    padding = ((0, 0), (0, 0 if width is None else width - logits.shape[-1]))
+    return Prior(jnp.pad(found.logits, padding, constant_values=ILLEGAL), jnp.pad(found.probs, padding))
 
 
 def finite(values: Any) -> Array:
@@ -75,7 +85,7 @@ def deterministic(recurrent_fn: Callable, params: Any, num_actions: int) -> Expa
         out, new = result
         value = finite(out.value)
         reward, discount = finite(out.reward), finite(out.discount)
-        return Expansion(masked(out.prior_logits), value, reward, discount, jnp.zeros_like(value)), new
+        return Expansion(prior(out.prior_logits), value, reward, discount, jnp.zeros_like(value)), new
 
     return expand
 
@@ -108,8 +118,9 @@ def stochastic(decision_fn: Callable, chance_fn: Callable, params: Any, root: An
         then = chance_fn(params, rng_key, jnp.minimum(index, num_outcomes - 1), afterstate)
         _check(then, CHANCE, "chance_recurrent_fn", size, num_actions, state)
         (after, new_afterstate), (then, new_state) = after, then
+        outcomes, actions = prior(after.chance_logits, width), prior(then.action_logits, width)
         expansion = Expansion(
-            jnp.where(decision[:, None], masked(after.chance_logits, width), masked(then.action_logits, width)),
+            jax.tree.map(partial(jnp.where, decision[:, None]), outcomes, actions),
             jnp.where(decision, finite(after.afterstate_value), finite(then.value)),
             jnp.where(decision, 0.0, finite(then.reward)),
             jnp.where(decision, 1.0, finite(then.discount)),

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from muzero.qvalues import ILLEGAL, TINY
-from muzero.recurrent import Expansion, RootFnOutput, check_array, finite, masked
+from muzero.recurrent import Expansion, Prior, RootFnOutput, check_array, finite, prior
 from muzero.simulate import Limits
 from muzero.tree import Tree
 from podracer.errors import UserError, check_number
@@ -54,10 +54,10 @@ def check(root: RootFnOutput, invalid_actions: Any, limits: Limits) -> Array:
     return jnp.asarray(invalid_actions).astype(bool)
 
 
-def node(logits: Array, value: Any) -> Expansion:
+def node(policy: Prior, value: Any) -> Expansion:
     """The roots as nodes of the player."""
     value = finite(value)
-    return Expansion(masked(logits), value, jnp.zeros_like(value), jnp.ones_like(value), jnp.zeros_like(value))
+    return Expansion(policy, value, jnp.zeros_like(value), jnp.ones_like(value), jnp.zeros_like(value))
 
 
 def noisy_logits(prior_logits: Any, invalid: Array, noise: Dirichlet) -> Array:
@@ -76,8 +76,8 @@ def noisy_logits(prior_logits: Any, invalid: Array, noise: Dirichlet) -> Array:
     alpha = jnp.broadcast_to(jnp.asarray(noise.alpha, jnp.float32), invalid.shape)
     gammas = jax.random.loggamma(noise.key, alpha, invalid.shape)
     drawn = jax.nn.softmax(jnp.where(excluded, ILLEGAL, gammas))
-    prior = jnp.exp(masked(jnp.where(excluded, ILLEGAL, prior_logits)))
-    mixed = (1 - noise.fraction) * prior + noise.fraction * drawn
+    known = prior(jnp.where(excluded, ILLEGAL, prior_logits)).probs
+    mixed = (1 - noise.fraction) * known + noise.fraction * drawn
     return jnp.where(invalid, ILLEGAL, jnp.log(jnp.maximum(mixed, TINY)))
 
 

@@ -55,7 +55,7 @@ from muzero.recurrent import (
     RecurrentFnOutput,
     RootFnOutput,
     check_recurrent_fn,
-    masked,
+    prior,
 )
 from muzero.simulate import Limits, run, tie_noise
 from muzero.tree import SearchSummary, Tree, plant
@@ -140,7 +140,7 @@ def muzero_policy(
     rule = adapted(qtransform)
     expand = recurrent.deterministic(recurrent_fn, params, logits.shape[1])
     ties = tie_noise(search_key, logits.shape)
-    tree = plant(roots.node(logits, root.value), root.embedding, invalid, num_simulations + 1, ties(0))
+    tree = plant(roots.node(prior(logits), root.value), root.embedding, invalid, num_simulations + 1, ties(0))
     select = lambda node: selection.puct(node, rule, pb_c_init, pb_c_base)
     tree = run(search_key, tree, expand, lambda tree, index: select(tree.roots()), select, limits, ties)
     return PolicyOutput(*roots.draw_by_visits(action_key, tree, temperature), tree)
@@ -187,15 +187,15 @@ def stochastic_muzero_policy(
     noise = roots.Dirichlet(noise_key, dirichlet_fraction, dirichlet_alpha, dirichlet_over)
     logits = roots.noisy_logits(root.prior_logits, invalid, noise)
     model = recurrent.stochastic(decision_recurrent_fn, chance_recurrent_fn, params, root)
-    logits = masked(logits, model.width)
+    policy = prior(logits, model.width)
     rule = adapted(qtransform)
 
     def select(node: Node) -> Array:
         player = selection.puct(node, rule, pb_c_init, pb_c_base)
         return jnp.where(node.chance[:, 0] > 0, selection.likely_outcome(node), player)
 
-    ties = tie_noise(search_key, logits.shape)
-    tree = plant(roots.node(logits, root.value), model.embedding, invalid, num_simulations + 1, ties(0))
+    ties = tie_noise(search_key, policy.logits.shape)
+    tree = plant(roots.node(policy, root.value), model.embedding, invalid, num_simulations + 1, ties(0))
     tree = run(search_key, tree, model.expand, lambda tree, index: select(tree.roots()), select, limits, ties)
     return PolicyOutput(*roots.draw_by_visits(action_key, tree, temperature), tree)
 
@@ -239,16 +239,16 @@ def gumbel_muzero_policy(
     if mode not in ("exact", "rounds"):
         raise UserError(f"mode is {mode!r}; expected 'exact' or 'rounds'. Leave it out for mctx's order.")
     search_key, gumbel_key = jax.random.split(rng_key)
-    logits = masked(jnp.where(invalid, ILLEGAL, root.prior_logits))
-    gumbel = gumbel_scale * jax.random.gumbel(gumbel_key, logits.shape, jnp.float32)
+    policy = prior(jnp.where(invalid, ILLEGAL, root.prior_logits))
+    gumbel = gumbel_scale * jax.random.gumbel(gumbel_key, invalid.shape, jnp.float32)
     extra = GumbelMuZeroExtraData(root_gumbel=gumbel)  # pyright: ignore[reportCallIssue]
-    tree = plant(roots.node(logits, root.value), root.embedding, invalid, num_simulations + 1, extra_data=extra)
+    tree = plant(roots.node(policy, root.value), root.embedding, invalid, num_simulations + 1, extra_data=extra)
     rule = adapted(qtransform)
-    expand = recurrent.deterministic(recurrent_fn, params, logits.shape[1])
+    expand = recurrent.deterministic(recurrent_fn, params, invalid.shape[1])
     select = lambda node: selection.improved_policy(node, rule)
     score = lambda tree, considered: selection.halving_score(tree.roots(), gumbel, rule, considered)
     if mode == "rounds":
-        schedule = halving.phases(min(max_num_considered_actions, logits.shape[1]), num_simulations)
+        schedule = halving.phases(min(max_num_considered_actions, invalid.shape[1]), num_simulations)
         tree = halving.search_in_rounds(search_key, tree, expand, select, score, schedule, limits)
     else:
         choose = halving.in_order(score, invalid, max_num_considered_actions, num_simulations)

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 
 from muzero.qvalues import ILLEGAL, Node, first_of_highest
 from muzero.recurrent import Expand, Expansion
-from muzero.tree import Tree, as_node, fresh_rows, put, take
+from muzero.tree import SCALARS, Tree, as_node, fresh_rows, put, take
 from podracer.types import Array
 
 Select = Callable[[Node], Array]
@@ -168,7 +168,7 @@ def descend(tree: Tree, start: Start, max_depth: int) -> Leaf:
 
 def _attach(tree: Tree, start: Start, leaf: Leaf, new: Expansion, rows: Array, embedding: Any, first_row: Any) -> Tree:
     """Write the new nodes and the edges to them."""
-    size, width = new.logits.shape
+    size, width = new.prior.logits.shape
     parent, edge = leaf.parent, leaf.parent * width + leaf.action
     if start.alive is not None:
         parent = jnp.where(start.alive, parent, -1)
@@ -236,31 +236,32 @@ def _back_up(
     flat = tree.rows.reshape(-1)
     if max_depth > 1:
         climb, flat, changed = jax.lax.while_loop(more, climb_one, (climb, flat, changed))
-    rows = _update_roots(flat.reshape(tree.rows.shape), start, climb, batch, width)
-    return tree._replace(rows=rows), changed, ends[-1]
+    flat = _update_roots(flat, start, climb, batch, width)
+    return tree._replace(rows=flat.reshape(tree.rows.shape)), changed, ends[-1]
 
 
 def _like(mask: Array, array: Array) -> Array:
     return mask if array.ndim == 1 else mask[:, None]
 
 
-def _update_roots(rows: Array, start: Start, climb: _Climb, batch: int, width: int) -> Array:
-    """The last edge of each lane and the means of the roots, outside of the loop: it is the same level for all."""
-    size, stride = start.action.shape[0], rows.shape[1]
+def _update_roots(flat: Array, start: Start, climb: _Climb, batch: int, width: int) -> Array:
+    """The last edge of each lane and the means of the roots, outside of the loop: it is the same level for all.
+
+    One scatter into the flat rows: a `dynamic_update_slice` of means that are read from the same rows would copy them.
+    """
+    size, stride = start.action.shape[0], 4 * width + SCALARS
     reward, discount = climb.step[:, 0], climb.step[:, 1]
+    place = jnp.arange(batch, dtype=jnp.int32) * stride + 4 * width
+    value, count = take(flat, place), take(flat, place + 1)
     alive = jnp.ones(size) if start.alive is None else start.alive.astype(jnp.float32)
-    q = (jnp.arange(size, dtype=jnp.int32) % batch) * stride + 2 * width + start.action
-    index = jnp.concatenate([q, q + width])
-    if start.alive is not None:
-        index = jnp.where(jnp.concatenate([start.alive, start.alive]), index, rows.size)
-    numbers = jnp.concatenate([reward + discount * climb.value, climb.count])
-    rows = rows.reshape(-1).at[index].set(numbers, mode="drop").reshape(rows.shape)
-    root = as_node(rows[:batch], width)
-    value, count = root.value[:, 0], root.count[:, 0]
     returns = jnp.sum(((reward + discount * climb.returns) * alive).reshape(-1, batch), axis=0)
     total = count + jnp.sum(alive.reshape(-1, batch), axis=0)
-    means = jnp.stack([(value * count + returns) / total, total], axis=1)
-    return jax.lax.dynamic_update_slice(rows, means, (0, 4 * width))
+    q = (jnp.arange(size, dtype=jnp.int32) % batch) * stride + 2 * width + start.action
+    if start.alive is not None:
+        q = jnp.where(start.alive, q, flat.size)
+    index = jnp.concatenate([q, q + width, place, place + 1])
+    numbers = [reward + discount * climb.value, climb.count, (value * count + returns) / total, total]
+    return flat.at[index].set(jnp.concatenate(numbers), mode="drop")
 
 
 def _reselect(tree: Tree, changed: Array, total: Array, select: Select) -> Tree:

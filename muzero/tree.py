@@ -180,12 +180,12 @@ def as_node(rows: Array, width: int) -> Node:
 
 def fresh_rows(new: Expansion, count: Array, noise: Array | None) -> Array:
     """Rows [L, 4 W + 4] of nodes without children; `noise` [L, W] breaks ties in the prior of the player's nodes."""
-    probs = jnp.exp(new.logits)
+    logits, probs = new.prior
     if noise is not None:
         probs += noise * (1 - new.chance[:, None])
-    nothing = jnp.zeros_like(new.logits)
+    nothing = jnp.zeros_like(logits)
     scalars = jnp.stack([new.value, count, new.value, new.chance], axis=1)
-    return jnp.concatenate([new.logits, probs, nothing, nothing, scalars], axis=1)
+    return jnp.concatenate([logits, probs, nothing, nothing, scalars], axis=1)
 
 
 def put(array: Array, block: Array, start: Any) -> Array:
@@ -202,7 +202,7 @@ def plant(
     root: Expansion, embedding: Any, invalid: Array, num_nodes: int, noise: Array | None = None, extra_data: Any = ()
 ) -> Tree:
     """Trees of a root each, with room for `num_nodes` nodes."""
-    batch, width = root.logits.shape
+    batch, width = root.prior.logits.shape
     rows = batch * num_nodes
 
     def room(block: Array) -> Array:

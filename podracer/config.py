@@ -6,7 +6,7 @@ import dataclasses
 import inspect
 import json
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import NoneType
 from typing import Any, cast
 
@@ -39,6 +39,18 @@ NETWORKS: dict[str, Any] = {
     **{f"{name}-lstm": networks.lstm(256, trunk) for name, trunk in _TRUNKS.items()},
     **{f"{name}-gru": networks.gru(256, trunk) for name, trunk in _TRUNKS.items()},
 }
+
+
+def register(agents: Mapping[str, Callable[..., Agent]], networks: Mapping[str, Any]) -> None:
+    """Make agents and networks of another package known by name; it does so when it is imported.
+
+    Args:
+      agents: name -> `(spec, config=..., network=...) -> Agent`; the agents made have this name.
+      networks: name -> recipe, a dataclass with all its settings in fields.
+    """
+    AGENTS.update(agents)
+    NETWORKS.update(networks)
+
 
 NAME_A_FILE = "A file of yours works too: --{} path.py:Object."
 
@@ -105,7 +117,6 @@ def network_recipe(name: str) -> Any:
                 )
             with blame(name):
                 recipe = cast(Any, found)()  # with its defaults
-        check_call(name, recipe, "a function (observation_spec, rngs) -> module", None, None)
         return recipe
     if name not in NETWORKS:
         do = f"There are {', '.join(sorted(NETWORKS))}. {NAME_A_FILE.format('network')}"

@@ -56,18 +56,21 @@ def lambda_returns(step: Transitions, lambda_: Array | float) -> Array:
     return function(step.reward, step.discount, step.next_value, _float(lambda_))
 
 
-def n_step_returns(step: Transitions, n: int) -> Array:
+def n_step_returns(step: Transitions, n: int, lambda_: Array | float = 1.0) -> Array:
     """n-step bootstrapped returns [T, B]; fewer than n steps at the end of the unroll.
 
-    `n` >= T bootstraps once, at the end of the unroll, as A2C does.
+    `n` >= T bootstraps once, at the end of the unroll, as A2C does. With `lambda_` < 1 it is the TD(lambda) mixture of
+    the returns of 1 to n steps.
     """
     length = step.reward.shape[0]
     if n >= length:
-        return lambda_returns(step, 1.0)
+        return lambda_returns(step, lambda_)
     import rlax
 
-    function = _over_batch(lambda r, d, v: rlax.n_step_bootstrapped_returns(r, d, v, n), (1, 1, 1))
-    return function(step.reward, step.discount, step.next_value)
+    def returns(reward, discount, value):
+        return rlax.n_step_bootstrapped_returns(reward, discount, value, n, _float(lambda_))
+
+    return _over_batch(returns, (1, 1, 1))(step.reward, step.discount, step.next_value)
 
 
 class VTrace(NamedTuple):

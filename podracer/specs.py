@@ -63,6 +63,9 @@ class Spec:
         next-step mode, so that the value of the true final observation can be bootstrapped.
       max_episode_steps: the time limit in steps where there is one; evaluation uses it as its cap.
       frame_skip: emulator frames per step; `frames` = `steps` x this.
+      alternating: self-play of two who take turns: each step is a move of the player to move, who sees the
+        observation and earns the reward, and the next step is the other's. A state that is worth v to the player to
+        move is worth -v to the one who moved before.
     """
 
     name: str
@@ -71,6 +74,7 @@ class Spec:
     truncates: bool = False
     max_episode_steps: int | None = None
     frame_skip: int = 1
+    alternating: bool = False
 
 
 def features(observation: PyTree) -> PyTree:

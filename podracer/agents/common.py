@@ -16,12 +16,13 @@ import jax.numpy as jnp
 from podracer import learning, mesh, normalise
 from podracer.errors import check_number
 from podracer.networks.functional import functional
+from podracer.plugins import check_call
 from podracer.specs import Spec, features
 from podracer.types import ActorOutput, Agent, Array, LearnerState, TimeStep, Trajectory
 
 
 @dataclasses.dataclass(frozen=True)
-class CommonConfig:
+class LearningConfig:
     """Settings that every agent has. Floats can be swept over in one program."""
 
     learning_rate: float = 5e-4
@@ -38,8 +39,6 @@ class CommonConfig:
     """Added to the denominator of the optimizer's step."""
     normalize_observations: bool = False
     """Subtract the running mean of observations and divide by their standard deviation."""
-    normalize_rewards: bool = False
-    """Divide rewards by the running standard deviation of the discounted return, and clip them at +-10."""
 
     def __post_init__(self):
         check_number("learning_rate", self.learning_rate, minimum=0)
@@ -47,6 +46,14 @@ class CommonConfig:
         check_number("discount", self.discount, minimum=0, maximum=1)
         check_number("max_grad_norm", self.max_grad_norm, minimum=0, exclusive=True)
         check_number("optimizer_epsilon", self.optimizer_epsilon, minimum=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class CommonConfig(LearningConfig):
+    """Settings of agents that learn from each trajectory once, so that rewards can be scaled as they come."""
+
+    normalize_rewards: bool = False
+    """Divide rewards by the running standard deviation of the discounted return, and clip them at +-10."""
 
 
 class Params(NamedTuple):
@@ -107,6 +114,7 @@ def assemble(
         `network` is a `Functional` and `learner` holds weights and optimizer state.
       rebuild: `(config) -> Agent`.
     """
+    check_network(name, recipe, "(observation_spec, rngs) -> module", None, None)
     network = functional(build_network)
     rule = make_optimizer(config)
 
@@ -122,7 +130,7 @@ def assemble(
         return ActorState(network.module.initial_state(batch_size), discounted_return)
 
     def outputs(params, state, timestep):
-        observation = normalised(params, timestep.observation)
+        observation = normalised(params.observation, timestep.observation)
         seen, network_state = network.apply(
             params.weights, lambda module, *args: module.act(*args), observation, timestep.first, state.network
         )
@@ -151,7 +159,7 @@ def assemble(
             scaled = jnp.clip(timestep.reward * normalise.scale(params.reward), -normalise.CLIP, normalise.CLIP)
             timestep = timestep._replace(reward=scaled)
         experience = Experience(
-            observation=normalised(params, timestep.observation),
+            observation=normalised(params.observation, timestep.observation),
             timestep=timestep,
             network_state=trajectory.actor_state.network,
             action=trajectory.actor_output.action,
@@ -173,14 +181,6 @@ def assemble(
         params = Params(learner.weights, observation, reward, params.updates + 1)
         return state._replace(params=params, opt_state=learner.opt_state), {**metrics, "learning_rate": rate}
 
-    def normalised(params, observation):
-        if not config.normalize_observations:
-            return observation
-        seen = normalise.normalise(params.observation, features(observation))
-        if isinstance(observation, dict) and "action_mask" in observation:
-            return {"observation": seen, "action_mask": observation["action_mask"]}
-        return seen
-
     return Agent(
         initial_learner_state,
         initial_actor_state,
@@ -194,7 +194,27 @@ def assemble(
     )
 
 
-def make_optimizer(config: CommonConfig):
+def check_network(name: str, recipe: Any, expected: str, *arguments: Any) -> None:
+    """Refuse a recipe that cannot be called with `arguments`: it was written for other agents, or wrongly.
+
+    Raises:
+      UserError: the agent `name` expected something else.
+    """
+    label = getattr(recipe, "__name__", type(recipe).__name__)
+    check_call(f"{name}'s network {label}", recipe, f"a function {expected}", *arguments)
+
+
+def normalised(moments: Any, observation: Any) -> Any:
+    """`observation` by the statistics of its features; as it is where they are (). A mask stays beside it."""
+    if not isinstance(moments, normalise.Moments):
+        return observation
+    seen = normalise.normalise(moments, features(observation))
+    if isinstance(observation, dict) and "action_mask" in observation:
+        return {"observation": seen, "action_mask": observation["action_mask"]}
+    return seen
+
+
+def make_optimizer(config: LearningConfig):
     """The optimizer of a config, without its learning rate."""
     return learning.optimizer(config.optimizer, config.max_grad_norm, config.optimizer_epsilon)
 

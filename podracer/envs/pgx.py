@@ -20,6 +20,12 @@ _LISTED = (
 )
 NAMES = tuple(_LISTED.split())
 
+# For two players with all in view, who move one after the other (a pass is a move).
+_TAKE_TURNS = (
+    *("animal_shogi", "chess", "connect_four", "gardner_chess", "go_9x9", "go_19x19", "hex"),
+    *("othello", "shogi", "tic_tac_toe"),
+)
+
 # `(observation, legal_action_mask [num_values] bool, key) -> action`, for one game
 Opponent = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
 
@@ -48,7 +54,9 @@ class Pgx:
     `opponent="self"`: self-play. Each step is one move of the player whose turn it is; the observation is from the
     view of the player to move; the reward belongs to the player who has JUST moved. In a two-player zero-sum game a
     state that is worth v to the player to move is worth -v to the one who moved before, so returns are
-    r + (-gamma) v: an agent must negate its discount. Agents that do not will maximise the wrong thing.
+    r + (-gamma) v: an agent must negate its discount. MuZero does where the spec says `alternating`, which it does for
+    the board games; in the others (backgammon, poker, mahjong) a player may move twice in a row, and the observation
+    does not say whose turn it is. Agents that do not negate it will maximise the wrong thing.
 
     An illegal action ends the game with pgx's penalty. The mask of a finished game is all True. The observation of a
     finished game is from the view of the player who would be next; nothing is bootstrapped from it. pgx never
@@ -90,7 +98,9 @@ class Pgx:
         _ = self.made
         _, observation = jax.eval_shape(self.reset, jax.random.key(0))
         num_actions = observation["action_mask"].shape[0]
-        return api.Spec(f"pgx/{self.id}", adapting.array_spec(observation), api.Discrete(num_actions))
+        alternating = self.opponent == "self" and self.id in _TAKE_TURNS
+        spec = adapting.array_spec(observation)
+        return api.Spec(f"pgx/{self.id}", spec, api.Discrete(num_actions), alternating=alternating)
 
     @property
     def _has_opponent(self) -> bool:

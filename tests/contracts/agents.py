@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import muzero
 from podracer import agents, mesh, networks, specs
 from podracer.types import Agent, LearnerState, TimeStep, Trajectory
 
@@ -20,6 +21,7 @@ fast_jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimizatio
 
 TRUNK = networks.mlp((8,))
 NETWORKS = {"mlp": TRUNK, "lstm": networks.lstm(4, TRUNK), "gru": networks.gru(4, TRUNK)}
+NETWORKS["muzero"] = muzero.network(8, 1, 8)
 
 FLAT = specs.Array((3,))
 MASKED = {"observation": specs.Array((3,)), "action_mask": specs.Array((4,), np.bool_)}
@@ -39,6 +41,12 @@ SPECS = {
 # What makes an update comparable between one core and eight: plain descent, one minibatch, no clipping of gradients.
 PLAIN = {"optimizer": "sgd", "learning_rate": 0.05, "max_grad_norm": 1e6}
 EPOCHS = {"epochs": 2, "minibatches": 1}
+
+MAKERS = {name: getattr(agents, name) for name in ("a2c", "impala", "ppo", "pqn")}
+MAKERS["gumbel-muzero"] = muzero.gumbel_muzero
+# Small, and learning from the first trajectory on.
+PLANNING = {"num_simulations": 4, "unroll_steps": 2, "td_steps": 2, "sequence_length": T, "batch_size": 64}
+PLANNING |= {"replay_steps": 4 * T * B, "min_replay": 1, "value_bins": 11, "reward_bins": 11}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,23 +70,26 @@ def _cases():
             yield Case(agent, "mlp", "multi-discrete", False)
             yield Case(agent, "mlp", "continuous", True)
             yield Case(agent, "lstm", "continuous", False)
+    yield Case("gumbel-muzero", "muzero", "discrete", False)
+    yield Case("gumbel-muzero", "muzero", "dict", True)
 
 
 CASES = list(_cases())
 
 
 def config_class(name: str) -> type:
-    return type(getattr(agents, name)(SPECS["discrete"]).config)
+    return type(MAKERS[name](SPECS["discrete"]).config)
 
 
 def make(name: str, spec: specs.Spec, network: str = "mlp", **settings: Any) -> Agent:
     fields = {field.name for field in dataclasses.fields(config_class(name))}
-    settings = {**PLAIN, **{key: value for key, value in EPOCHS.items() if key in fields}, **settings}
-    return getattr(agents, name)(spec, config_class(name)(**settings), NETWORKS[network])
+    small = {key: value for key, value in (EPOCHS | PLANNING).items() if key in fields}
+    return MAKERS[name](spec, config_class(name)(**{**PLAIN, **small, **settings}), NETWORKS[network])
 
 
 def make_case(case: Case, **settings: Any) -> Agent:
-    normalise = {"normalize_observations": case.normalise, "normalize_rewards": case.normalise}
+    fields = {field.name for field in dataclasses.fields(config_class(case.agent))}
+    normalise = {name: case.normalise for name in ("normalize_observations", "normalize_rewards") if name in fields}
     return make(case.agent, SPECS[case.spec], case.network, **normalise, **settings)
 
 

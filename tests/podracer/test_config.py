@@ -8,6 +8,7 @@ import re
 
 import pytest
 
+import muzero
 from podracer import agents, config, envs, networks
 from podracer.config import Recipe
 from podracer.envs.pgx import random_opponent
@@ -18,12 +19,15 @@ CHANGES = {
     "impala": {"discount": 0.5, "anneal_steps": 77},
     "ppo": {"value_clip": 0.25, "normalize_observations": True, "minibatches": 2},
     "pqn": {"q_lambda": 0.5, "epsilon_updates": 9},
+    "muzero": {"num_simulations": 3, "temperature_updates": 9},
+    "gumbel-muzero": {"num_simulations": 3, "search": "rounds"},
 }
 NETWORKS = {
     "mlp": networks.mlp((8, 4), "relu", True),
     "lstm": networks.lstm(4, networks.mlp((8,))),
     "gru": networks.gru(3, networks.mlp((5,), "elu")),
 }
+PLANNING = {"muzero": muzero.network(8, 2, 16, "mlp")}
 CONVOLUTIONAL = {
     "nature": networks.cnn((4, 8), ((5, 3), (3, 1)), 16),
     "impala-shallow": networks.cnn((4, 8), ((8, 4), (4, 2)), 16),
@@ -51,15 +55,17 @@ ENVS = {
 
 def make(agent, network, env):
     maker = config.AGENTS[agent]
-    return maker(env.spec, dataclasses.replace(config.default_of(maker, "config"), **CHANGES[agent]), NETWORKS[network])
+    changed = dataclasses.replace(config.default_of(maker, "config"), **CHANGES[agent])
+    return maker(env.spec, changed, (NETWORKS | PLANNING)[network])
 
 
 def through_json(recipe):
     return Recipe(**json.loads(json.dumps(dataclasses.asdict(recipe))))
 
 
-@pytest.mark.parametrize("network", list(NETWORKS))
-@pytest.mark.parametrize("agent", list(config.AGENTS))
+@pytest.mark.parametrize(
+    ("agent", "network"), [(a, n) for a in config.AGENTS for n in (PLANNING if "muzero" in a else NETWORKS)]
+)
 def test_every_agent_with_every_network_comes_back_from_its_recipe(agent, network):
     """The same config and network, field by field, after a trip through JSON."""
     env = ENVS["catch"]
@@ -215,7 +221,14 @@ def test_networks_of_ones_own_with_a_wrong_signature_are_one_sentence(tmp_path):
     path = tmp_path / "mine.py"
     path.write_text("def network(observation_spec): ...")
     with pytest.raises(UserError, match=re.escape("expected a function (observation_spec, rngs) -> module.")):
-        config.network_recipe(f"{path}:network")
+        config.make_agent(envs.Catch().spec, agents.ppo, network=config.network_recipe(f"{path}:network"))
+
+
+@pytest.mark.parametrize(("agent", "network"), [("pqn", "muzero"), ("a2c", "muzero"), ("gumbel-muzero", "mlp")])
+def test_networks_of_other_agents_are_refused_in_one_sentence(agent, network):
+    """A planner's network has other parts than an actor-critic's."""
+    with pytest.raises(UserError, match=rf"{agent}'s network \w+ cannot be called: .*; expected a function \("):
+        config.make_agent(envs.Catch().spec, config.AGENTS[agent], network=config.NETWORKS[network])
 
 
 def test_config_files_that_are_none_are_one_sentence(tmp_path):

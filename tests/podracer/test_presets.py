@@ -7,6 +7,7 @@ import dataclasses
 import pytest
 
 import anakin
+import muzero  # noqa: F401  # its agents get their names
 import sebulba
 from podracer import config, envs, networks, presets
 from podracer.presets import PRESETS, Preset

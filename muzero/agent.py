@@ -1,0 +1,217 @@
+"""MuZero: plans with a model that it learns (Schrittwieser et al. 2020), with PUCT or Gumbel's search (Danihelka 2022).
+
+Acting searches from each observation and notes what the search found. Learning stores the trajectory, and then takes as
+many gradient steps on what the memory holds as the replay ratio allows: how much is acted at a time and how much is
+learnt from at a time are two things.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from muzero import limiter, planning, sequences
+from muzero.checks import check_actions, check_model
+from muzero.config import Config, GumbelConfig, PlannerConfig
+from muzero.learner import Fixed, GradientSteps, Progress
+from muzero.model import Heads
+from muzero.model import network as default_network
+from muzero.planning import Planner, Search
+from muzero.replay import Memory, Replay, check_fits
+from muzero.support import Support
+from podracer import learning, mesh, normalise
+from podracer.agents.common import check_network, make_optimizer, normalised
+from podracer.errors import UserError, check_divides
+from podracer.networks.functional import functional
+from podracer.specs import Spec, action_mask, features
+from podracer.types import ActorOutput, Agent, Array, LearnerState, TimeStep, Trajectory
+
+
+class Params(NamedTuple):
+    """What actors receive."""
+
+    weights: Any
+    observation: Any  # Moments of the observation's features, with normalize_observations; else ()
+    updates: Array  # [] int32, learner steps so far; the temperature reads it
+
+
+class Slow(NamedTuple):
+    """What every core has alike beside the weights."""
+
+    target: Any  # the target network's weights; () where it is not used
+    limiter: limiter.Limiter
+    gradient_steps: Array  # [] int32
+    metrics: dict[str, Array]  # of the last learner step that took gradient steps
+
+
+class Notes(NamedTuple):
+    """What an actor notes of each decision."""
+
+    policy: Array  # [B, A] what the search wants
+    value: Array  # [B] of the root
+    visit_entropy: Array  # [B] nats
+
+
+def muzero(spec: Spec, config: Config = Config(), network: Callable = default_network()) -> Agent:
+    """MuZero. `network`: see `muzero.network`, or a function (spec, heads, rngs) -> module with the same methods.
+
+    Raises:
+      UserError: the actions are not discrete, or the network does not fit.
+    """
+    search = planning.muzero_search(config)
+    return _agent("muzero", spec, config, network, search, lambda config: muzero(spec, config, network))
+
+
+def gumbel_muzero(spec: Spec, config: GumbelConfig = GumbelConfig(), network: Callable = default_network()) -> Agent:
+    """Gumbel MuZero: improves its policy with any number of simulations. Arguments as for `muzero`.
+
+    Raises:
+      UserError: the actions are not discrete, or the network does not fit.
+    """
+    search = planning.gumbel_search(config)
+    return _agent("gumbel-muzero", spec, config, network, search, lambda config: gumbel_muzero(spec, config, network))
+
+
+def _agent(
+    name: str, spec: Spec, config: PlannerConfig, recipe: Callable, search: Search, rebuild: Callable[[Any], Agent]
+) -> Agent:
+    num_actions = check_actions(name, spec)
+    expected = "(spec, heads, rngs) -> module with represent, step, predict and project, as --network muzero"
+    check_network(name, recipe, expected, None, None, None)
+    heads = Heads(config.value_bins, config.reward_bins, config.self_consistency)
+    network = functional(lambda rngs: recipe(spec, heads, rngs))
+    check_model(name, spec, heads, num_actions, network)
+    discount = -config.discount if spec.alternating else config.discount
+    value, reward = Support(config.value_limit, heads.value_bins), Support(config.reward_limit, heads.reward_bins)
+    planner = Planner(network, value, reward, discount)
+    capacity = config.replay_steps // config.sequence_length
+    replay = Replay(
+        spec,
+        num_actions,
+        capacity,
+        config.sequence_length,
+        config.unroll_steps,
+        config.frame_stack,
+        config.sampling == "prioritised",
+    )
+    rule = make_optimizer(config)
+    steps = GradientSteps(config, planner, search, replay, rule)
+    num_bytes = replay.num_bytes()
+
+    def initial_learner_state(key):
+        check_fits(num_bytes)
+        weights = network.init(key)
+        observation = normalise.initial(features(spec.observation)) if config.normalize_observations else ()
+        params = Params(weights, observation, jnp.zeros((), jnp.int32))
+        # A buffer of its own: weights and target are donated to the same program.
+        target = jax.tree.map(jnp.copy, weights) if config.has_target else ()
+        opt_state, zero = rule.init(weights), jnp.zeros((), jnp.int32)
+        progress = Progress(learning.Learner(weights, opt_state), target, zero, replay.initial())
+        fixed = Fixed(observation, zero, jnp.zeros(()))
+        shapes = jax.eval_shape(lambda one, other: steps.step(one, other, 1, key, None)[1], progress, fixed)
+        metrics = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
+        return LearnerState(params, opt_state, Slow(target, limiter.initial(), zero, metrics), progress.memory)
+
+    def plan(params, timestep, key, acting):
+        seen = normalised(params.observation, timestep.observation)
+        return search(planner, params.weights, features(seen), action_mask(seen), key, acting)
+
+    def actor_step(params: Params, state, timestep: TimeStep, key):
+        found = plan(params, timestep, key, params.updates)
+        return ActorOutput(found.action, Notes(found.policy, found.value, found.visit_entropy)), state
+
+    def greedy_step(params: Params, state, timestep: TimeStep, key):
+        return ActorOutput(plan(params, timestep, key, None).action), state
+
+    return Agent(
+        initial_learner_state,
+        lambda batch_size: (),
+        actor_step,
+        lambda *args: _learner_step(config, steps, *args),
+        greedy_step,
+        name=name,
+        config=config,
+        network=recipe,
+        rebuild=rebuild,
+        notes=(
+            f"replay of {capacity * config.sequence_length:,} decisions: {num_bytes / 1e6:,.0f} MB per learner core",
+        ),
+    )
+
+
+def _learner_step(
+    config: PlannerConfig,
+    steps: GradientSteps,
+    state: LearnerState,
+    trajectory: Trajectory,
+    key: Array,
+    axis_name: str | None,
+) -> tuple[LearnerState, dict[str, Array]]:
+    """Store the trajectory, then take the gradient steps that it has earned."""
+    params, slow, cores = state.params, state.slow, mesh.num_cores(axis_name)
+    check_divides("batch_size", config.batch_size, "learner cores", cores)
+    check_divides("reanalysed", config.reanalysed, "learner cores", cores)
+    memory, broken, metrics = _store(steps.replay, state.memory, trajectory, axis_name)
+    notes: Notes = trajectory.actor_output.extras
+    decisions = notes.value.shape[0] * notes.value.shape[1] * cores
+    ready = memory.count * (config.sequence_length * cores) >= _min_replay(config, steps.replay, cores)
+    earned = jnp.where(ready, config.replay_ratio * (decisions / config.batch_size), 0.0)
+    credit, number = limiter.earn(slow.limiter, earned)
+    number = jnp.where(broken, 0, number)
+    rate = learning.anneal(config.learning_rate, params.updates, decisions, config.anneal_steps)
+    progress = Progress(learning.Learner(params.weights, state.opt_state), slow.target, slow.gradient_steps, memory)
+    fixed = Fixed(params.observation, params.updates, rate)
+    progress, sums = steps.run(progress, fixed, number, config.batch_size // cores, key, axis_name)
+    skipped = sums["nonfinite_updates"] + broken
+    means = jax.tree.map(lambda total: total / jnp.maximum(number, 1), mesh.mean(sums, axis_name))
+    # Where no step was taken the numbers of the last one stay: zeros would falsify every average.
+    means = jax.tree.map(lambda new, old: jnp.where(number > 0, new, old), means, slow.metrics)
+    metrics |= means | {
+        "nonfinite_updates": skipped,
+        "learning_rate": rate,
+        "gradient_steps": number.astype(jnp.float32),
+        "replay_ratio": number * (config.batch_size / decisions),
+        "replay_fill": progress.memory.count / steps.replay.capacity,
+    }
+    if steps.replay.prioritised:
+        filled = jnp.maximum(progress.memory.count * steps.replay.num_starts, 1)
+        metrics["priority"] = jnp.sum(progress.memory.priority) / filled
+    observation = params.observation
+    if config.normalize_observations:
+        seen = jax.tree.map(lambda leaf: leaf[:-1], features(trajectory.timestep.observation))
+        observation = normalise.update(observation, seen, jnp.ones(notes.value.shape, bool), axis_name)
+    slow = Slow(progress.target, credit, progress.steps, means)
+    params = Params(progress.learner.weights, observation, params.updates + 1)
+    return LearnerState(params, progress.learner.opt_state, slow, progress.memory), metrics
+
+
+def _store(replay: Replay, memory: Memory, trajectory: Trajectory, axis_name: str | None) -> tuple[Memory, Any, Any]:
+    """The memory with a trajectory in it, whether any of its numbers was none, and metrics of acting."""
+    notes: Notes = trajectory.actor_output.extras
+    pieces = sequences.cut(trajectory, notes.policy, notes.value, replay.length)
+    pieces, whole = sequences.harmless(pieces)
+    pieces = pieces._replace(observation=jax.vmap(replay.packing.pack)(pieces.observation))
+    broken = mesh.largest(jnp.any(~whole).astype(jnp.float32), axis_name)
+    acted = trajectory.timestep.valid[1:]
+    metrics = {"visit_entropy": mesh.masked_mean(notes.visit_entropy, acted, axis_name)}
+    if replay.frame_stack > 1:
+        metrics["frames_lost"] = replay.packing.lost(pieces.observation)
+    return replay.insert(memory, pieces), broken, metrics
+
+
+def _min_replay(config: PlannerConfig, replay: Replay, cores: int) -> int:
+    """Decisions before the first gradient step.
+
+    Raises:
+      UserError: so many never fit.
+    """
+    room = replay.capacity * replay.length * cores
+    if config.min_replay > room:
+        raise UserError(
+            f"min_replay is {config.min_replay:,}, but the memories of {cores} learner core{'s' if cores > 1 else ''} "
+            f"hold {room:,} decisions; expected at most that. Lower min_replay or raise replay_steps."
+        )
+    return config.min_replay

@@ -1,0 +1,57 @@
+"""What a network must be before MuZero can plan with it; asked once, without computing anything."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from muzero.model import Heads
+from podracer.errors import UserError
+from podracer.networks.functional import Functional
+from podracer.specs import Discrete, Spec, features
+
+
+def check_actions(name: str, spec: Spec) -> int:
+    """The number of actions.
+
+    Raises:
+      UserError: they are not discrete.
+    """
+    if not isinstance(spec.action, Discrete):
+        raise UserError(
+            f"{name} cannot drive {spec.name}: its actions are {type(spec.action).__name__}; expected Discrete. "
+            "Choose ppo, a2c or impala."
+        )
+    return spec.action.num_values
+
+
+def check_model(name: str, spec: Spec, heads: Heads, num_actions: int, network: Functional) -> None:
+    """Refuse a network whose outputs have the wrong shapes, naming the output.
+
+    Raises:
+      UserError: a shape is wrong.
+    """
+    size = 2
+    observation = jax.tree.map(lambda leaf: jnp.zeros((size, *leaf.shape), leaf.dtype), features(spec.observation))
+
+    def run(module):
+        latent = module.represent(observation)
+        following, reward = module.step(latent, jnp.zeros(size, jnp.int32))
+        return latent, following, reward, module.predict(latent)
+
+    latent, following, reward, seen = jax.eval_shape(lambda key: network.apply(network.init(key), run), _key())
+    wanted = {
+        "the latent after a step": (following.shape, latent.shape),
+        "the reward after a step": (reward.shape, (size, heads.reward_bins)),
+        "the policy": (seen.policy.shape, (size, num_actions)),
+        "the value": (seen.value.shape, (size, heads.value_bins)),
+    }
+    for what, (got, expected) in wanted.items():
+        if got != expected:
+            raise UserError(f"{name}: {what} has the shape {list(got)}; expected {list(expected)}. Change the network.")
+
+
+def _key() -> Any:
+    return jax.eval_shape(lambda: jax.random.key(0))

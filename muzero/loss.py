@@ -1,0 +1,139 @@
+"""The loss of one batch of unrolls (Schrittwieser et al. 2020, section 3 and appendix G)."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from muzero.planning import Planner
+from muzero.support import cross_entropy
+from muzero.targets import Targets
+from podracer.types import Array, Metrics
+
+
+class Costs(NamedTuple):
+    """Weights of the parts of the loss beside the policy's, which has 1."""
+
+    value: Array | float
+    reward: Array | float
+    consistency: Array | float | None = None  # None: no such loss
+
+
+class Unroll(NamedTuple):
+    """What the model says after k = 0..K steps."""
+
+    policy: Array  # [K + 1, B, A] logits
+    value: Array  # [K + 1, B, value bins] logits
+    reward: Array  # [K, B, reward bins] logits
+    latent: Array  # [K + 1, B, ...]
+
+
+def halved(latent: Array) -> Array:
+    """The same latent, half of whose gradient stops here, so that K steps of dynamics do not add up (appendix G)."""
+    return 0.5 * latent + jax.lax.stop_gradient(0.5 * latent)
+
+
+def unroll(module: Any, observation: Any, action: Any) -> Unroll:
+    """Unroll the model from observations [B, ...] along actions [K, B, ...]."""
+
+    def step(latent, action):
+        latent, reward = module.step(halved(latent), action)
+        return latent, (latent, reward)
+
+    first = module.represent(observation)
+    _, (latents, reward) = jax.lax.scan(step, first, action)
+    latents = jnp.concatenate([first[None], latents])
+    # The heads see all steps at once: one large product instead of K + 1 small ones.
+    seen = module.predict(latents.reshape(-1, *latents.shape[2:]))
+    policy, value = (leaf.reshape(*latents.shape[:2], -1) for leaf in seen)
+    return Unroll(policy, value, reward, latents)
+
+
+def loss(
+    planner: Planner,
+    weights: Any,
+    observation: Any,
+    following: Any,
+    targets: Targets,
+    sample_weight: Array,
+    costs: Costs,
+) -> tuple[Array, Metrics]:
+    """The loss of B unrolls.
+
+    Args:
+      planner: the network and its supports.
+      weights: its parameters.
+      observation: [B, ...] at the start.
+      following: [K, B, ...] the observations after each step, for the consistency loss; else None.
+      targets: of the unrolls.
+      sample_weight: [B] with which each unroll counts (`learning.mean_weights`, importance). Steps after the first
+        count 1/K each.
+      costs: weights of the parts.
+
+    Returns:
+      The loss, and its metrics: scalars, and `start_value` [B], the network's at the start.
+    """
+    seen = planner.network.apply(weights, unroll, observation, targets.action)
+    steps = targets.reward.shape[0]
+    scale = jnp.concatenate([jnp.ones(1), jnp.full(steps, 1.0 / steps)])[:, None] * sample_weight[None]
+
+    def mean(values, mask, scale):
+        return jnp.sum(jnp.where(mask, values * scale, 0.0))
+
+    value_target, reward_target = planner.value.two_hot(targets.value), planner.reward.two_hot(targets.reward)
+    parts = {
+        "policy_loss": mean(cross_entropy(targets.policy, seen.policy), targets.policy_mask, scale),
+        "value_loss": mean(cross_entropy(value_target, seen.value), targets.value_mask, scale),
+        "reward_loss": mean(cross_entropy(reward_target, seen.reward), targets.reward_mask, scale[1:]),
+    }
+    total = parts["policy_loss"] + costs.value * parts["value_loss"] + costs.reward * parts["reward_loss"]
+    if costs.consistency is not None:
+        distance = consistency(planner, weights, seen.latent[1:], following)
+        parts["consistency_loss"] = mean(distance, targets.policy_mask[1:], scale[1:])
+        total = total + costs.consistency * parts["consistency_loss"]
+    value = planner.value.mean(seen.value[0])
+    return total, {**parts, **_metrics(planner, seen, targets, value, sample_weight), "start_value": value}
+
+
+def consistency(planner: Planner, weights: Any, latent: Array, following: Any) -> Array:
+    """[K, B] minus the cosine between unrolled latents [K, B, ...] and those of the observations that came.
+
+    No gradient flows into the latter (Ye et al. 2021, section 4.1).
+    """
+
+    def compare(module, latent, following):
+        flat = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), (latent, following))
+        ours = module.project(flat[0], predict=True)
+        theirs = jax.lax.stop_gradient(module.project(module.represent(flat[1]), predict=False))
+        return -jnp.sum(_normed(ours) * _normed(theirs), -1).reshape(latent.shape[:2])
+
+    return planner.network.apply(weights, compare, latent, following)
+
+
+def _normed(vectors: Array) -> Array:
+    return vectors * jax.lax.rsqrt(jnp.sum(vectors**2, -1, keepdims=True) + 1e-8)
+
+
+def _metrics(planner: Planner, seen: Unroll, targets: Targets, value: Array, sample_weight: Array) -> Metrics:
+    """Numbers of a batch. Those over all steps are means of the core's own batch."""
+    log_policy = jax.nn.log_softmax(seen.policy[0])
+    entropy = -jnp.sum(jnp.exp(log_policy) * log_policy, -1)
+    alive = jnp.where(targets.policy_mask[0], sample_weight, 0.0)
+
+    def share(clipped, mask):
+        return jnp.sum(clipped & mask) / jnp.maximum(jnp.sum(mask), 1)
+
+    def size(latent):
+        return jnp.mean(jnp.sqrt(jnp.mean(latent.reshape(latent.shape[0], -1) ** 2, -1)))
+
+    return {
+        "policy_entropy": jnp.sum(alive * entropy),
+        "target_entropy": jnp.sum(alive * cross_entropy(targets.policy[0], jnp.log(targets.policy[0] + 1e-12))),
+        "value": jnp.sum(alive * value),
+        "value_clipped": share(planner.value.clipped(targets.value), targets.value_mask),
+        "reward_clipped": share(planner.reward.clipped(targets.reward), targets.reward_mask),
+        "latent_size": size(seen.latent[0]),
+        "latent_size_unrolled": size(seen.latent[-1]),
+    }
