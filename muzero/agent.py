@@ -126,6 +126,10 @@ def _agent(
     def greedy_step(params: Params, state, timestep: TimeStep, key):
         return ActorOutput(plan(params, timestep, key, None).action), state
 
+    def shown_step(params: Params, state, timestep: TimeStep, key):
+        found = plan(params, timestep, key, None)
+        return ActorOutput(found.action), found.tree
+
     return Agent(
         initial_learner_state,
         lambda batch_size: (),
@@ -139,6 +143,7 @@ def _agent(
         notes=(
             f"replay of {capacity * config.sequence_length:,} decisions: {num_bytes / 1e6:,.0f} MB per learner core",
         ),
+        search=shown_step,
     )
 
 
