@@ -1,4 +1,5 @@
-"""MuZero: plans with a model that it learns (Schrittwieser et al. 2020), with PUCT or Gumbel's search (Danihelka 2022).
+"""MuZero: plans with a model that it learns (Schrittwieser et al. 2020), with PUCT or Gumbel's search (Danihelka 2022),
+over all actions or over a sample of them (Hubert et al. 2021).
 
 Acting searches from each observation and notes what the search found. Learning stores the trajectory, and then takes as
 many gradient steps on what the memory holds as the replay ratio allows: how much is acted at a time and how much is
@@ -15,17 +16,19 @@ import jax.numpy as jnp
 
 from muzero import limiter, planning, sequences
 from muzero.checks import check_actions, check_model
-from muzero.config import Config, GumbelConfig, PlannerConfig
+from muzero.config import Config, GumbelConfig, PlannerConfig, SampledConfig
 from muzero.learner import Fixed, GradientSteps, Progress
 from muzero.model import Heads
 from muzero.model import network as default_network
 from muzero.planning import Planner, Search
 from muzero.replay import Memory, Replay, check_fits
+from muzero.sampling import Sampler
 from muzero.support import Support
 from podracer import learning, mesh, normalise
 from podracer.agents.common import check_network, make_optimizer, normalised
 from podracer.errors import UserError, check_divides
 from podracer.networks.functional import functional
+from podracer.networks.policies import policy
 from podracer.specs import Spec, action_mask, features
 from podracer.types import ActorOutput, Agent, Array, LearnerState, TimeStep, Trajectory
 
@@ -50,7 +53,7 @@ class Slow(NamedTuple):
 class Notes(NamedTuple):
     """What an actor notes of each decision."""
 
-    policy: Array  # [B, A] what the search wants
+    policy: Any  # what the search wants: [B, A], or sampling.Sampled [B, ...]
     value: Array  # [B] of the root
     visit_entropy: Array  # [B] nats
 
@@ -75,18 +78,37 @@ def gumbel_muzero(spec: Spec, config: GumbelConfig = GumbelConfig(), network: Ca
     return _agent("gumbel-muzero", spec, config, network, search, lambda config: gumbel_muzero(spec, config, network))
 
 
+def sampled_muzero(spec: Spec, config: SampledConfig = SampledConfig(), network: Callable = default_network()) -> Agent:
+    """Sampled MuZero, for actions of any kind: searches over a sample of them. Arguments as for `muzero`.
+
+    Raises:
+      UserError: the network does not fit.
+    """
+    sampler = Sampler(spec.action, config.num_samples)
+    search = planning.sampled_search(config, sampler)
+    rebuild = lambda config: sampled_muzero(spec, config, network)
+    return _agent("sampled-muzero", spec, config, network, search, rebuild, sampler.edges)
+
+
 def _agent(
-    name: str, spec: Spec, config: PlannerConfig, recipe: Callable, search: Search, rebuild: Callable[[Any], Agent]
+    name: str,
+    spec: Spec,
+    config: PlannerConfig,
+    recipe: Callable,
+    search: Search,
+    rebuild: Callable[[Any], Agent],
+    samples: int | None = None,
 ) -> Agent:
-    num_actions = check_actions(name, spec)
+    """An agent of any search; `samples`: how many actions it samples, where it does."""
+    num_actions = check_actions(name, spec) if samples is None else samples
     expected = "(spec, heads, rngs) -> module with represent, step, predict and project, as --network muzero"
     check_network(name, recipe, expected, None, None, None)
     heads = Heads(config.value_bins, config.reward_bins, config.self_consistency)
     network = functional(lambda rngs: recipe(spec, heads, rngs))
-    check_model(name, spec, heads, num_actions, network)
+    check_model(name, spec, heads, network)
     discount = -config.discount if spec.alternating else config.discount
     value, reward = Support(config.value_limit, heads.value_bins), Support(config.reward_limit, heads.reward_bins)
-    planner = Planner(network, value, reward, discount)
+    planner = Planner(network, value, reward, discount, policy(spec.action))
     capacity = config.replay_steps // config.sequence_length
     replay = Replay(
         spec,
@@ -96,6 +118,7 @@ def _agent(
         config.unroll_steps,
         config.frame_stack,
         config.sampling == "prioritised",
+        samples is not None,
     )
     rule = make_optimizer(config)
     steps = GradientSteps(config, planner, search, replay, rule)

@@ -1,4 +1,4 @@
-"""Settings of MuZero and Gumbel MuZero."""
+"""Settings of MuZero, Gumbel MuZero and Sampled MuZero."""
 
 from __future__ import annotations
 
@@ -44,6 +44,8 @@ class PlannerConfig(LearningConfig):
     """Weight of the value loss."""
     reward_cost: float = 1.0
     """Weight of the reward loss."""
+    entropy_cost: float = 0.0
+    """Weight of a bonus for the entropy of the policy, which keeps it from settling early."""
     self_consistency: bool = False
     """Pull the unrolled latents towards those of the observations that came (EfficientZero)."""
     consistency_cost: float = 2.0
@@ -87,7 +89,7 @@ class PlannerConfig(LearningConfig):
                 raise UserError(f"{name} is {getattr(self, name)}; expected an odd number, so that 0 is a bin.")
         for name in ("value_limit", "reward_limit", "replay_ratio"):
             check_number(name, getattr(self, name), minimum=0, exclusive=True)
-        for name in ("value_cost", "reward_cost", "consistency_cost"):
+        for name in ("value_cost", "reward_cost", "consistency_cost", "entropy_cost"):
             check_number(name, getattr(self, name), minimum=0)
         for name in ("td_lambda", "target_decay", "priority_exponent", "importance_exponent"):
             check_number(name, getattr(self, name), minimum=0, maximum=1)
@@ -157,3 +159,24 @@ class GumbelConfig(PlannerConfig):
         super().__post_init__()
         check_number("max_considered_actions", self.max_considered_actions, minimum=1, whole=True)
         check_number("gumbel_scale", self.gumbel_scale, minimum=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class SampledConfig(GumbelConfig, Config):
+    """Settings of Sampled MuZero; those of both searches, of which `rule` takes one."""
+
+    num_simulations: int = 32
+    """Calls of the model per decision."""
+    rule: Literal["gumbel", "puct"] = "gumbel"
+    """How the sampled actions are searched: as Gumbel MuZero does, or as MuZero does."""
+    num_samples: int = 16
+    """K: actions that each node samples. Spaces of no more actions than that are searched whole."""
+    exploration_fraction: float = 0.0
+    """While acting, share of the root's samples that come from the widest policy there is instead of the network's."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_number("num_samples", self.num_samples, minimum=1, whole=True)
+        check_number("exploration_fraction", self.exploration_fraction, minimum=0, maximum=0.99)
+        if self.search == "rounds" and self.rule == "puct":
+            raise UserError("search is rounds and rule is puct; expected rule gumbel, which has rounds. Change one.")

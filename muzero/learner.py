@@ -77,7 +77,7 @@ class GradientSteps:
             weight = weight * importance(sample, config.importance_exponent, axis_name)
         observation, following = self.unrolled(progress.memory, sample, fixed)
         consistency = config.consistency_cost if config.self_consistency else None
-        costs = Costs(config.value_cost, config.reward_cost, consistency)
+        costs = Costs(config.value_cost, config.reward_cost, consistency, config.entropy_cost)
 
         def function(weights):
             return loss(self.planner, weights, observation, following, targets, weight, costs)
@@ -131,18 +131,21 @@ class GradientSteps:
         seen, mask = _flat(features(seen)), _flat(action_mask(seen))
         plan = self.search(self.planner, progress.target, seen, mask, key, fixed.updates)
         column = jnp.broadcast_to(jnp.arange(rows)[None], place.shape)
+
         # The time step after the last decision has no place in the window; it is left out.
-        new = window.policy.at[place, column].set(plan.policy.reshape(*place.shape, -1), mode="drop")
-        window = window._replace(policy=new)
+        def put(old, new):
+            return old.at[place, column].set(new.reshape(*place.shape, *new.shape[1:]), mode="drop")
+
+        window = window._replace(policy=jax.tree.map(put, window.policy, plan.policy))
         if root_values:
-            window = window._replace(value=window.value.at[place, column].set(plan.value.reshape(place.shape)))
+            window = window._replace(value=put(window.value, plan.value))
         return window
 
     def targets(self, window: Window, key: Array) -> Targets:
         """Targets of the unrolls of a window."""
-        config, num_actions = self.config, self.replay.num_actions
+        config, actions = self.config, self.planner.actions
         shape = (config.unroll_steps, window.start.shape[0])
-        random_action = jax.random.randint(key, shape, 0, num_actions)
+        random_action = actions.sample(key, jnp.zeros((*shape, actions.num_numbers)))
         found = targets_of.targets(
             window, config.unroll_steps, self.planner.discount, config.td_steps, config.td_lambda, random_action
         )

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from muzero.planning import Planner
+from muzero.sampling import imitation, weights_of
 from muzero.support import cross_entropy
 from muzero.targets import Targets
 from podracer.types import Array, Metrics
@@ -19,12 +20,13 @@ class Costs(NamedTuple):
     value: Array | float
     reward: Array | float
     consistency: Array | float | None = None  # None: no such loss
+    entropy: Array | float = 0.0  # of the bonus for the policy's entropy
 
 
 class Unroll(NamedTuple):
     """What the model says after k = 0..K steps."""
 
-    policy: Array  # [K + 1, B, A] logits
+    policy: Array  # [K + 1, B, P] numbers of the policy: logits, for discrete actions
     value: Array  # [K + 1, B, value bins] logits
     reward: Array  # [K, B, reward bins] logits
     latent: Array  # [K + 1, B, ...]
@@ -84,11 +86,12 @@ def loss(
 
     value_target, reward_target = planner.value.two_hot(targets.value), planner.reward.two_hot(targets.reward)
     parts = {
-        "policy_loss": mean(cross_entropy(targets.policy, seen.policy), targets.policy_mask, scale),
+        "policy_loss": mean(imitation(planner.actions, targets.policy, seen.policy), targets.policy_mask, scale),
         "value_loss": mean(cross_entropy(value_target, seen.value), targets.value_mask, scale),
         "reward_loss": mean(cross_entropy(reward_target, seen.reward), targets.reward_mask, scale[1:]),
     }
     total = parts["policy_loss"] + costs.value * parts["value_loss"] + costs.reward * parts["reward_loss"]
+    total -= costs.entropy * mean(planner.actions.entropy(seen.policy), targets.policy_mask, scale)
     if costs.consistency is not None:
         distance = consistency(planner, weights, seen.latent[1:], following)
         parts["consistency_loss"] = mean(distance, targets.policy_mask[1:], scale[1:])
@@ -118,8 +121,7 @@ def _normed(vectors: Array) -> Array:
 
 def _metrics(planner: Planner, seen: Unroll, targets: Targets, value: Array, sample_weight: Array) -> Metrics:
     """Numbers of a batch. Those over all steps are means of the core's own batch."""
-    log_policy = jax.nn.log_softmax(seen.policy[0])
-    entropy = -jnp.sum(jnp.exp(log_policy) * log_policy, -1)
+    wanted = weights_of(targets.policy)[0]
     alive = jnp.where(targets.policy_mask[0], sample_weight, 0.0)
 
     def share(clipped, mask):
@@ -129,8 +131,8 @@ def _metrics(planner: Planner, seen: Unroll, targets: Targets, value: Array, sam
         return jnp.mean(jnp.sqrt(jnp.mean(latent.reshape(latent.shape[0], -1) ** 2, -1)))
 
     return {
-        "policy_entropy": jnp.sum(alive * entropy),
-        "target_entropy": jnp.sum(alive * cross_entropy(targets.policy[0], jnp.log(targets.policy[0] + 1e-12))),
+        "policy_entropy": jnp.sum(alive * planner.actions.entropy(seen.policy[0])),
+        "target_entropy": jnp.sum(-alive * jnp.sum(wanted * jnp.log(wanted + 1e-12), -1)),
         "value": jnp.sum(alive * value),
         "value_clipped": share(planner.value.clipped(targets.value), targets.value_mask),
         "reward_clipped": share(planner.reward.clipped(targets.reward), targets.reward_mask),

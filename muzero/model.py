@@ -16,11 +16,13 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import nnx
 
 from podracer.errors import UserError, check_number, unknown
 from podracer.networks.atari import Conv, frames
 from podracer.networks.mlp import flat_size, flatten, linear
+from podracer.networks.policies import policy
 from podracer.specs import Action, Continuous, Discrete, Spec, features
 from podracer.types import Array
 
@@ -36,7 +38,7 @@ class Heads(NamedTuple):
 class Prediction(NamedTuple):
     """What the network says of a latent."""
 
-    policy: Array  # [N, A] logits
+    policy: Array  # [N, P] numbers of the policy: logits, for discrete actions
     value: Array  # [N, value_bins] logits
 
 
@@ -48,11 +50,16 @@ class Encoder(NamedTuple):
 
 
 def action_encoder(action: Action) -> Encoder:
-    """One-hot for discrete actions, several side by side for multi-discrete ones, continuous ones as they are."""
+    """One-hot for discrete actions, several side by side for multi-discrete ones, continuous ones as they are taken.
+
+    The environment clips what is bounded (`envs.batch`), in the agent's units to [-1, 1]; so must the model.
+    """
     if isinstance(action, Discrete):
         return Encoder(action.num_values, lambda a: jax.nn.one_hot(a, action.num_values))
     if isinstance(action, Continuous):
-        return Encoder(action.size, lambda a: a)
+        limited = np.isfinite(action.low) & np.isfinite(action.high)
+        top = np.where(limited, np.float32(1), np.float32(np.inf))
+        return Encoder(action.size, lambda a: jnp.clip(a, *(jnp.broadcast_to(x, a.shape) for x in (-top, top))))
     sizes = action.num_values
 
     def encode(a):
@@ -66,6 +73,18 @@ def unit(latent: Array) -> Array:
     axes = tuple(range(1, latent.ndim))
     low, high = jnp.min(latent, axes, keepdims=True), jnp.max(latent, axes, keepdims=True)
     return (latent - low) / jnp.maximum(high - low, 1e-5)
+
+
+def bounded(numbers: Array) -> Array:
+    """Means and log standard deviations [N, 2 D], the latter softly between -3 and 0.5.
+
+    What is trained towards the best of a few samples of its own narrows until all samples are alike; so narrow that a
+    search cannot tell them apart, it would never widen again.
+    """
+    low, high = -3.0, 0.5
+    mean, log_std = jnp.split(numbers, 2, -1)
+    log_std = high - jax.nn.softplus(high - log_std)
+    return jnp.concatenate([mean, low + jax.nn.softplus(log_std - low)], -1)
 
 
 class Layers(nnx.Module):
@@ -178,7 +197,8 @@ class Model(nnx.Module):
             return Layers(size, hidden, 1, outputs, 0.01, rngs)
 
         self.reward_head, self.value_head = head(heads.reward_bins), head(heads.value_bins)
-        self.policy_head = head(self.encoder.size)
+        self.continuous = isinstance(spec.action, Continuous)
+        self.policy_head = head(policy(spec.action).num_numbers)
         if heads.projection:
             # As in SimSiam (Chen and He 2021) and EfficientZero (Ye et al. 2021, figure 2).
             self.projection = Layers(size, hidden, 1, hidden, 1.0, rngs)
@@ -195,7 +215,8 @@ class Model(nnx.Module):
 
     def predict(self, latent: Array) -> Prediction:
         """Policy and value logits of a latent."""
-        return Prediction(self.policy_head(_flat(latent)), self.value_head(_flat(latent)))
+        numbers = self.policy_head(_flat(latent))
+        return Prediction(bounded(numbers) if self.continuous else numbers, self.value_head(_flat(latent)))
 
     def project(self, latent: Array, predict: bool) -> Array:
         """What the self-consistency loss compares, [N, P]; `predict` on the side of the dynamics."""

@@ -7,20 +7,22 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any, Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
 
-from muzero.config import Config, GumbelConfig
+from muzero.config import Config, GumbelConfig, SampledConfig
+from muzero.sampling import Sampled, Sampler
 from muzero.support import Support
 from podracer.networks.functional import Functional
-from podracer.networks.policies import mask_logits
+from podracer.networks.policies import Policy, mask_logits
 from podracer.types import Array
 
 
 class Plan(NamedTuple):
     """What a search says of B observations."""
 
-    action: Array  # [B] int32
-    policy: Array  # [B, A] what the policy is trained towards: shares of visits, or Gumbel's improved policy
+    action: Any  # [B, ...]
+    policy: Any  # what the policy is trained towards: shares of visits or Gumbel's improved policy [B, A], or Sampled
     value: Array  # [B] of the root, after the search
     visit_entropy: Array  # [B] nats, of the root's visits: 0 where the search looked at one action only
 
@@ -32,6 +34,7 @@ class Planner(NamedTuple):
     value: Support
     reward: Support
     discount: Array | float  # negative where two players take turns
+    actions: Policy  # what the numbers of the network's policy stand for
 
 
 # `(planner, weights, observation [B] without its mask, legal actions [B, A] or None, key, acting) -> Plan`. `acting` is
@@ -73,14 +76,60 @@ def recurrent_of(planner: Planner) -> Callable[..., Any]:
 
 def muzero_search(config: Config) -> Search:
     """PUCT with Dirichlet noise and a temperature (Schrittwieser et al. 2020, appendix B)."""
-    policy = library(config.search).muzero_policy
+    return _over_all(_puct(config))
+
+
+def gumbel_search(config: GumbelConfig) -> Search:
+    """Sequential halving with Gumbel noise (Danihelka et al. 2022, sections 3 and 4)."""
+    return _over_all(_gumbel(config))
+
+
+def sampled_search(config: SampledConfig, sampler: Sampler) -> Search:
+    """Either of them over a sample of the actions, which travels in the embedding (Hubert et al. 2021).
+
+    Without noise the same observation gets the same sample, whatever the key, and the policy's mode is in it.
+    """
+    tree_search = _gumbel(config) if config.rule == "gumbel" else _puct(config)
 
     def search(planner, weights, observation, legal, key, acting):
+        sample_key, search_key = jax.random.split(key if acting is not None else jax.random.key(0))
+        root = root_of(planner, weights, observation)
+        explore = 0.0 if acting is None else config.exploration_fraction
+        drawn = sampler.draw(sample_key, root.prior_logits, legal, explore, with_mode=acting is None)
+        root = root.replace(prior_logits=drawn.logits, embedding=(root.embedding, drawn.actions))
+        model = _sampling(recurrent_of(planner), sampler)
+        plan = tree_search(weights, search_key, root, model, drawn.legal, acting)
+        policy = Sampled(plan.policy, drawn.actions)
+        return plan._replace(action=_pick(drawn.actions, plan.action), policy=policy)
+
+    return search
+
+
+# `(weights, key, root, recurrent function, legal edges [B, A] or None, acting) -> Plan`, about edges.
+TreeSearch = Callable[[Any, Array, Any, Callable, Any, Any], Plan]
+
+
+def _over_all(tree_search: TreeSearch) -> Search:
+    """A search whose edges are all actions."""
+
+    def search(planner, weights, observation, legal, key, acting):
+        root = root_of(planner, weights, observation)
+        # Illegal actions are made impossible before any noise is mixed in.
+        root = root.replace(prior_logits=mask_logits(root.prior_logits, legal))
+        return tree_search(weights, key, root, recurrent_of(planner), legal, acting)
+
+    return search
+
+
+def _puct(config: Config) -> TreeSearch:
+    policy = library(config.search).muzero_policy
+
+    def search(weights, key, root, recurrent, legal, acting):
         output = policy(
             weights,
             key,
-            _masked(root_of(planner, weights, observation), legal),
-            recurrent_of(planner),
+            root,
+            recurrent,
             config.num_simulations,
             invalid_actions=None if legal is None else ~legal,
             dirichlet_fraction=0.0 if acting is None else config.dirichlet_fraction,
@@ -102,17 +151,16 @@ def temperature(config: Config, updates: Array) -> Array:
     return jnp.where(done < 0.5, start, jnp.where(done < 0.75, jnp.sqrt(start * end), end))
 
 
-def gumbel_search(config: GumbelConfig) -> Search:
-    """Sequential halving with Gumbel noise (Danihelka et al. 2022, sections 3 and 4)."""
+def _gumbel(config: GumbelConfig) -> TreeSearch:
     policy = library(config.search).gumbel_muzero_policy
     mode = {"mode": "rounds"} if config.search == "rounds" else {}
 
-    def search(planner, weights, observation, legal, key, acting):
+    def search(weights, key, root, recurrent, legal, acting):
         output = policy(
             weights,
             key,
-            _masked(root_of(planner, weights, observation), legal),
-            recurrent_of(planner),
+            root,
+            recurrent,
             config.num_simulations,
             invalid_actions=None if legal is None else ~legal,
             max_num_considered_actions=config.max_considered_actions,
@@ -124,14 +172,26 @@ def gumbel_search(config: GumbelConfig) -> Search:
     return search
 
 
+def _sampling(recurrent: Callable, sampler: Sampler) -> Callable:
+    """A model whose edges are numbers of sampled actions: `embedding` is (latent, the actions of the node's edges)."""
+
+    def step(weights, key, edge, embedding):
+        latent, actions = embedding
+        output, latent = recurrent(weights, key, _pick(actions, edge), latent)
+        drawn = sampler.draw(key, output.prior_logits)
+        return output.replace(prior_logits=drawn.logits), (latent, drawn.actions)
+
+    return step
+
+
+def _pick(actions: Array, edge: Array) -> Array:
+    """Of actions [N, K, ...] those of the edges [N]."""
+    return jax.vmap(lambda own, index: own[index])(actions, edge)
+
+
 def _record(name: str) -> Any:
     """A record of mctx's, which both searches take."""
     return getattr(library("mctx"), name)
-
-
-def _masked(root: Any, legal: Array | None) -> Any:
-    """Illegal actions made impossible before any noise is mixed in."""
-    return root.replace(prior_logits=mask_logits(root.prior_logits, legal))
 
 
 def _plan(output: Any) -> Plan:

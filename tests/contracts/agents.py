@@ -43,9 +43,16 @@ PLAIN = {"optimizer": "sgd", "learning_rate": 0.05, "max_grad_norm": 1e6}
 EPOCHS = {"epochs": 2, "minibatches": 1}
 
 MAKERS = {name: getattr(agents, name) for name in ("a2c", "impala", "ppo", "pqn")}
-MAKERS["gumbel-muzero"] = muzero.gumbel_muzero
+MAKERS |= {"gumbel-muzero": muzero.gumbel_muzero, "sampled-muzero": muzero.sampled_muzero}
 # Small, and learning from the first trajectory on.
-PLANNING = {"num_simulations": 4, "unroll_steps": 2, "td_steps": 2, "sequence_length": T, "batch_size": 64}
+PLANNING = {
+    "num_simulations": 4,
+    "unroll_steps": 2,
+    "td_steps": 2,
+    "sequence_length": T,
+    "batch_size": 64,
+    "num_samples": 3,
+}
 PLANNING |= {"replay_steps": 4 * T * B, "min_replay": 1, "value_bins": 11, "reward_bins": 11}
 
 
@@ -72,6 +79,8 @@ def _cases():
             yield Case(agent, "lstm", "continuous", False)
     yield Case("gumbel-muzero", "muzero", "discrete", False)
     yield Case("gumbel-muzero", "muzero", "dict", True)
+    yield Case("sampled-muzero", "muzero", "dict", True)
+    yield Case("sampled-muzero", "muzero", "continuous", True)
 
 
 CASES = list(_cases())
