@@ -7,6 +7,7 @@ learnt from at a time are two things.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,18 +16,18 @@ import jax.numpy as jnp
 
 from muzero import limiter, planning, sequences
 from muzero.checks import check_actions, check_model
-from muzero.config import Config, GumbelConfig, PlannerConfig
+from muzero.config import Config, GumbelConfig, SearchConfig
 from muzero.learner import Fixed, GradientSteps, Progress
 from muzero.model import Heads
 from muzero.model import network as default_network
-from muzero.planning import Planner, Search
+from muzero.planning import Plan, Planner, Search
 from muzero.replay import Memory, Replay, check_fits
 from muzero.support import Support
 from podracer import learning, mesh, normalise
 from podracer.agents.common import check_network, make_optimizer, normalised
 from podracer.errors import UserError, check_divides
 from podracer.networks.functional import functional
-from podracer.specs import Spec, action_mask, features
+from podracer.specs import Spec, action_mask, features, without_state
 from podracer.types import ActorOutput, Agent, Array, LearnerState, TimeStep, Trajectory
 
 
@@ -62,7 +63,8 @@ def muzero(spec: Spec, config: Config = Config(), network: Callable = default_ne
       UserError: the actions are not discrete, or the network does not fit.
     """
     search = planning.muzero_search(config)
-    return _agent("muzero", spec, config, network, search, lambda config: muzero(spec, config, network))
+    rebuild = lambda config: muzero(spec, config, network)
+    return assemble("muzero", spec, config, network, search, learnt_plan(search), rebuild)
 
 
 def gumbel_muzero(spec: Spec, config: GumbelConfig = GumbelConfig(), network: Callable = default_network()) -> Agent:
@@ -72,12 +74,47 @@ def gumbel_muzero(spec: Spec, config: GumbelConfig = GumbelConfig(), network: Ca
       UserError: the actions are not discrete, or the network does not fit.
     """
     search = planning.gumbel_search(config)
-    return _agent("gumbel-muzero", spec, config, network, search, lambda config: gumbel_muzero(spec, config, network))
+    rebuild = lambda config: gumbel_muzero(spec, config, network)
+    return assemble("gumbel-muzero", spec, config, network, search, learnt_plan(search), rebuild)
 
 
-def _agent(
-    name: str, spec: Spec, config: PlannerConfig, recipe: Callable, search: Search, rebuild: Callable[[Any], Agent]
+# `(planner, params, observation [B], key, acting) -> Plan`; `acting` as in `planning.Search`.
+Think = Callable[[Planner, Params, Any, Array, Any], Plan]
+
+
+def learnt_plan(search: Search) -> Think:
+    """How agents with a learnt model plan: they see the features, normalised, and the mask."""
+
+    def think(planner, params, observation, key, acting):
+        seen = normalised(params.observation, observation)
+        return search(planner, params.weights, features(seen), action_mask(seen), key, acting)
+
+    return think
+
+
+def assemble(
+    name: str,
+    spec: Spec,
+    config: SearchConfig,
+    recipe: Callable,
+    search: Search,
+    think: Think,
+    rebuild: Callable[[Any], Agent],
 ) -> Agent:
+    """An `Agent` that searches, notes what it found, and learns from replay.
+
+    Args:
+      name: what is printed.
+      spec: the environment's.
+      config: the agent's settings.
+      recipe: the network's, `(spec, heads, rngs) -> module`.
+      search: plans again for what the memory holds (`reanalysed`).
+      think: plans while acting.
+      rebuild: `(config) -> Agent`.
+
+    Raises:
+      UserError: the actions are not discrete, or the network does not fit.
+    """
     num_actions = check_actions(name, spec)
     expected = "(spec, heads, rngs) -> module with represent, step, predict and project, as --network muzero"
     check_network(name, recipe, expected, None, None, None)
@@ -89,7 +126,7 @@ def _agent(
     planner = Planner(network, value, reward, discount)
     capacity = config.replay_steps // config.sequence_length
     replay = Replay(
-        spec,
+        dataclasses.replace(spec, observation=without_state(spec.observation)),
         num_actions,
         capacity,
         config.sequence_length,
@@ -115,16 +152,12 @@ def _agent(
         metrics = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         return LearnerState(params, opt_state, Slow(target, limiter.initial(), zero, metrics), progress.memory)
 
-    def plan(params, timestep, key, acting):
-        seen = normalised(params.observation, timestep.observation)
-        return search(planner, params.weights, features(seen), action_mask(seen), key, acting)
-
     def actor_step(params: Params, state, timestep: TimeStep, key):
-        found = plan(params, timestep, key, params.updates)
+        found = think(planner, params, timestep.observation, key, params.updates)
         return ActorOutput(found.action, Notes(found.policy, found.value, found.visit_entropy)), state
 
     def greedy_step(params: Params, state, timestep: TimeStep, key):
-        return ActorOutput(plan(params, timestep, key, None).action), state
+        return ActorOutput(think(planner, params, timestep.observation, key, None).action), state
 
     return Agent(
         initial_learner_state,
@@ -143,7 +176,7 @@ def _agent(
 
 
 def _learner_step(
-    config: PlannerConfig,
+    config: SearchConfig,
     steps: GradientSteps,
     state: LearnerState,
     trajectory: Trajectory,
@@ -191,6 +224,8 @@ def _learner_step(
 def _store(replay: Replay, memory: Memory, trajectory: Trajectory, axis_name: str | None) -> tuple[Memory, Any, Any]:
     """The memory with a trajectory in it, whether any of its numbers was none, and metrics of acting."""
     notes: Notes = trajectory.actor_output.extras
+    seen = without_state(trajectory.timestep.observation)
+    trajectory = trajectory._replace(timestep=trajectory.timestep._replace(observation=seen))
     pieces = sequences.cut(trajectory, notes.policy, notes.value, replay.length)
     pieces, whole = sequences.harmless(pieces)
     pieces = pieces._replace(observation=jax.vmap(replay.packing.pack)(pieces.observation))
@@ -202,7 +237,7 @@ def _store(replay: Replay, memory: Memory, trajectory: Trajectory, axis_name: st
     return replay.insert(memory, pieces), broken, metrics
 
 
-def _min_replay(config: PlannerConfig, replay: Replay, cores: int) -> int:
+def _min_replay(config: SearchConfig, replay: Replay, cores: int) -> int:
     """Decisions before the first gradient step.
 
     Raises:

@@ -38,13 +38,16 @@ def check_model(name: str, spec: Spec, heads: Heads, num_actions: int, network: 
 
     def run(module):
         latent = module.represent(observation)
-        following, reward = module.step(latent, jnp.zeros(size, jnp.int32))
-        return latent, following, reward, module.predict(latent)
+        stepped = module.step(latent, jnp.zeros(size, jnp.int32)) if heads.reward_bins else None
+        return latent, stepped, module.predict(latent)
 
-    latent, following, reward, seen = jax.eval_shape(lambda key: network.apply(network.init(key), run), _key())
-    wanted = {
-        "the latent after a step": (following.shape, latent.shape),
-        "the reward after a step": (reward.shape, (size, heads.reward_bins)),
+    latent, stepped, seen = jax.eval_shape(lambda key: network.apply(network.init(key), run), _key())
+    wanted = {}
+    if stepped is not None:
+        following, reward = stepped
+        wanted["the latent after a step"] = following.shape, latent.shape
+        wanted["the reward after a step"] = reward.shape, (size, heads.reward_bins)
+    wanted |= {
         "the policy": (seen.policy.shape, (size, num_actions)),
         "the value": (seen.value.shape, (size, heads.value_bins)),
     }

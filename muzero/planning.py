@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax.numpy as jnp
 
-from muzero.config import Config, GumbelConfig
+from muzero.config import AlphaZeroConfig, Config, GumbelConfig
 from muzero.support import Support
 from podracer.networks.functional import Functional
 from podracer.networks.policies import mask_logits
@@ -30,7 +30,7 @@ class Planner(NamedTuple):
 
     network: Functional
     value: Support
-    reward: Support
+    reward: Support  # not used where the rewards are the environment's own
     discount: Array | float  # negative where two players take turns
 
 
@@ -47,7 +47,7 @@ def library(search: Literal["fast", "rounds", "mctx"]) -> ModuleType:
 def root_of(planner: Planner, weights: Any, observation: Any) -> Any:
     """The network's own opinion of observations [B], as `mctx.RootFnOutput`."""
     latent, seen = planner.network.apply(weights, _look, observation)
-    return _record("RootFnOutput")(prior_logits=seen.policy, value=planner.value.mean(seen.value), embedding=latent)
+    return record("RootFnOutput")(prior_logits=seen.policy, value=planner.value.mean(seen.value), embedding=latent)
 
 
 def recurrent_of(planner: Planner) -> Callable[..., Any]:
@@ -55,12 +55,12 @@ def recurrent_of(planner: Planner) -> Callable[..., Any]:
 
     A model never says that an episode has ended: after its end it has learnt rewards and values of 0.
     """
-    record = _record("RecurrentFnOutput")
+    make = record("RecurrentFnOutput")
 
     def recurrent(weights, key, action, latent):
         latent, reward, seen = planner.network.apply(weights, _imagine, latent, action)
         reward = planner.reward.mean(reward)
-        output = record(
+        output = make(
             reward=reward,
             discount=jnp.full_like(reward, planner.discount),
             prior_logits=seen.policy,
@@ -71,7 +71,17 @@ def recurrent_of(planner: Planner) -> Callable[..., Any]:
     return recurrent
 
 
-def muzero_search(config: Config) -> Search:
+class Model(NamedTuple):
+    """What a search plans with: the learnt model, or the environment itself."""
+
+    root: Callable[[Planner, Any, Any], Any]  # (planner, weights, observation [B]) -> mctx.RootFnOutput
+    recurrent: Callable[[Planner], Callable[..., Any]]  # planner -> recurrent_fn
+
+
+LEARNT = Model(root_of, recurrent_of)
+
+
+def muzero_search(config: Config | AlphaZeroConfig, model: Model = LEARNT) -> Search:
     """PUCT with Dirichlet noise and a temperature (Schrittwieser et al. 2020, appendix B)."""
     policy = library(config.search).muzero_policy
 
@@ -79,8 +89,8 @@ def muzero_search(config: Config) -> Search:
         output = policy(
             weights,
             key,
-            _masked(root_of(planner, weights, observation), legal),
-            recurrent_of(planner),
+            _masked(model.root(planner, weights, observation), legal),
+            model.recurrent(planner),
             config.num_simulations,
             invalid_actions=None if legal is None else ~legal,
             dirichlet_fraction=0.0 if acting is None else config.dirichlet_fraction,
@@ -95,14 +105,14 @@ def muzero_search(config: Config) -> Search:
     return search
 
 
-def temperature(config: Config, updates: Array) -> Array:
+def temperature(config: Config | AlphaZeroConfig, updates: Array) -> Array:
     """Three stages, as in Schrittwieser et al. 2020, appendix D: 1, 1/2 and 1/4 by default."""
     start, end = (jnp.asarray(each, jnp.float32) for each in (config.temperature_start, config.temperature_end))
     done = updates / config.temperature_updates
     return jnp.where(done < 0.5, start, jnp.where(done < 0.75, jnp.sqrt(start * end), end))
 
 
-def gumbel_search(config: GumbelConfig) -> Search:
+def gumbel_search(config: GumbelConfig | AlphaZeroConfig, model: Model = LEARNT) -> Search:
     """Sequential halving with Gumbel noise (Danihelka et al. 2022, sections 3 and 4)."""
     policy = library(config.search).gumbel_muzero_policy
     mode = {"mode": "rounds"} if config.search == "rounds" else {}
@@ -111,8 +121,8 @@ def gumbel_search(config: GumbelConfig) -> Search:
         output = policy(
             weights,
             key,
-            _masked(root_of(planner, weights, observation), legal),
-            recurrent_of(planner),
+            _masked(model.root(planner, weights, observation), legal),
+            model.recurrent(planner),
             config.num_simulations,
             invalid_actions=None if legal is None else ~legal,
             max_num_considered_actions=config.max_considered_actions,
@@ -124,7 +134,7 @@ def gumbel_search(config: GumbelConfig) -> Search:
     return search
 
 
-def _record(name: str) -> Any:
+def record(name: str) -> Any:
     """A record of mctx's, which both searches take."""
     return getattr(library("mctx"), name)
 
