@@ -42,13 +42,16 @@ def check_model(name: str, spec: Spec, heads: Heads, network: Functional) -> Non
 
     def run(module):
         latent = module.represent(observation)
-        following, reward = module.step(latent, action)
-        return latent, following, reward, module.predict(latent)
+        stepped = module.step(latent, action) if heads.reward_bins else None
+        return latent, stepped, module.predict(latent)
 
-    latent, following, reward, seen = jax.eval_shape(lambda key: network.apply(network.init(key), run), _key())
-    wanted = {
-        "the latent after a step": (following.shape, latent.shape),
-        "the reward after a step": (reward.shape, (size, heads.reward_bins)),
+    latent, stepped, seen = jax.eval_shape(lambda key: network.apply(network.init(key), run), _key())
+    wanted = {}
+    if stepped is not None:
+        following, reward = stepped
+        wanted["the latent after a step"] = following.shape, latent.shape
+        wanted["the reward after a step"] = reward.shape, (size, heads.reward_bins)
+    wanted |= {
         "the policy": (seen.policy.shape, (size, policy(spec.action).num_numbers)),
         "the value": (seen.value.shape, (size, heads.value_bins)),
     }

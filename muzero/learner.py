@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from muzero import targets as targets_of
-from muzero.config import PlannerConfig
+from muzero.config import SearchConfig
 from muzero.loss import Costs, loss
 from muzero.planning import Planner, Search, root_of
 from muzero.replay import Memory, Replay, Sample, importance
@@ -41,7 +41,7 @@ class Fixed(NamedTuple):
 class GradientSteps:
     """How to make them."""
 
-    config: PlannerConfig
+    config: SearchConfig
     planner: Planner
     search: Search
     replay: Replay

@@ -28,7 +28,7 @@ class Unroll(NamedTuple):
 
     policy: Array  # [K + 1, B, P] numbers of the policy: logits, for discrete actions
     value: Array  # [K + 1, B, value bins] logits
-    reward: Array  # [K, B, reward bins] logits
+    reward: Any  # [K, B, reward bins] logits; () where K is 0
     latent: Array  # [K + 1, B, ...]
 
 
@@ -45,8 +45,10 @@ def unroll(module: Any, observation: Any, action: Any) -> Unroll:
         return latent, (latent, reward)
 
     first = module.represent(observation)
-    _, (latents, reward) = jax.lax.scan(step, first, action)
-    latents = jnp.concatenate([first[None], latents])
+    latents, reward = first[None], ()
+    if jax.tree.leaves(action)[0].shape[0]:
+        _, (following, reward) = jax.lax.scan(step, first, action)
+        latents = jnp.concatenate([latents, following])
     # The heads see all steps at once: one large product instead of K + 1 small ones.
     seen = module.predict(latents.reshape(-1, *latents.shape[2:]))
     policy, value = (leaf.reshape(*latents.shape[:2], -1) for leaf in seen)
@@ -79,18 +81,21 @@ def loss(
     """
     seen = planner.network.apply(weights, unroll, observation, targets.action)
     steps = targets.reward.shape[0]
-    scale = jnp.concatenate([jnp.ones(1), jnp.full(steps, 1.0 / steps)])[:, None] * sample_weight[None]
+    scale = jnp.concatenate([jnp.ones(1), jnp.full(steps, 1.0 / max(steps, 1))])[:, None] * sample_weight[None]
 
     def mean(values, mask, scale):
         return jnp.sum(jnp.where(mask, values * scale, 0.0))
 
-    value_target, reward_target = planner.value.two_hot(targets.value), planner.reward.two_hot(targets.reward)
+    value_target = planner.value.two_hot(targets.value)
     parts = {
         "policy_loss": mean(imitation(planner.actions, targets.policy, seen.policy), targets.policy_mask, scale),
         "value_loss": mean(cross_entropy(value_target, seen.value), targets.value_mask, scale),
-        "reward_loss": mean(cross_entropy(reward_target, seen.reward), targets.reward_mask, scale[1:]),
     }
-    total = parts["policy_loss"] + costs.value * parts["value_loss"] + costs.reward * parts["reward_loss"]
+    total = parts["policy_loss"] + costs.value * parts["value_loss"]
+    if steps:
+        reward_target = planner.reward.two_hot(targets.reward)
+        parts["reward_loss"] = mean(cross_entropy(reward_target, seen.reward), targets.reward_mask, scale[1:])
+        total = total + costs.reward * parts["reward_loss"]
     total -= costs.entropy * mean(planner.actions.entropy(seen.policy), targets.policy_mask, scale)
     if costs.consistency is not None:
         distance = consistency(planner, weights, seen.latent[1:], following)
@@ -130,12 +135,14 @@ def _metrics(planner: Planner, seen: Unroll, targets: Targets, value: Array, sam
     def size(latent):
         return jnp.mean(jnp.sqrt(jnp.mean(latent.reshape(latent.shape[0], -1) ** 2, -1)))
 
-    return {
+    metrics = {
         "policy_entropy": jnp.sum(alive * planner.actions.entropy(seen.policy[0])),
         "target_entropy": jnp.sum(-alive * jnp.sum(wanted * jnp.log(wanted + 1e-12), -1)),
         "value": jnp.sum(alive * value),
         "value_clipped": share(planner.value.clipped(targets.value), targets.value_mask),
-        "reward_clipped": share(planner.reward.clipped(targets.reward), targets.reward_mask),
         "latent_size": size(seen.latent[0]),
-        "latent_size_unrolled": size(seen.latent[-1]),
     }
+    if targets.reward.shape[0]:  # something was unrolled
+        metrics["reward_clipped"] = share(planner.reward.clipped(targets.reward), targets.reward_mask)
+        metrics["latent_size_unrolled"] = size(seen.latent[-1])
+    return metrics

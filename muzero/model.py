@@ -31,7 +31,7 @@ class Heads(NamedTuple):
     """What an agent asks of its network."""
 
     value_bins: int
-    reward_bins: int
+    reward_bins: int  # 0: no dynamics and no rewards, the agent steps the environment itself
     projection: bool = False  # for the self-consistency loss
 
 
@@ -117,10 +117,11 @@ class Block(nnx.Module):
 class VectorBody(nnx.Module):
     """Representation and dynamics on vectors: latents [N, width]."""
 
-    def __init__(self, spec: Spec, encoder: Encoder, width: int, depth: int, rngs: nnx.Rngs):
+    def __init__(self, spec: Spec, encoder: Encoder, width: int, depth: int, dynamics: bool, rngs: nnx.Rngs):
         self.shape = (width,)
         self.representation = Layers(flat_size(features(spec.observation)), width, depth, width, 1.0, rngs)
-        self.dynamics = Layers(width + encoder.size, width, depth, width, 1.0, rngs)
+        if dynamics:
+            self.dynamics = Layers(width + encoder.size, width, depth, width, 1.0, rngs)
 
     def represent(self, observation: Any) -> Array:
         return self.representation(flatten(observation))
@@ -136,7 +137,7 @@ class PictureBody(nnx.Module):
     observation has beside its picture is added to every place.
     """
 
-    def __init__(self, spec: Spec, encoder: Encoder, width: int, depth: int, rngs: nnx.Rngs):
+    def __init__(self, spec: Spec, encoder: Encoder, width: int, depth: int, dynamics: bool, rngs: nnx.Rngs):
         (picture,), rest = _split(features(spec.observation), 3)
         probe = jax.ShapeDtypeStruct((1, *picture.shape), picture.dtype)
         _, height, across, planes = jax.eval_shape(frames, probe).shape
@@ -151,6 +152,8 @@ class PictureBody(nnx.Module):
         self.shape = (height, across, width)
         self.beside = linear(flat_size(rest), width, 1.0, rngs) if rest else None
         self.blocks = nnx.List([Block(width, rngs) for _ in range(depth)])
+        if not dynamics:
+            return
         # As many moves as places, and perhaps a pass: the move is a plane with a 1 where the stone goes.
         self.on_board = encoder.size - height * across in (0, 1)
         self.mix = Conv(width + int(self.on_board), width, 3, 1, "SAME", rngs)
@@ -189,14 +192,16 @@ class Model(nnx.Module):
     def __init__(self, spec: Spec, heads: Heads, config: network, rngs: nnx.Rngs):
         self.encoder = action_encoder(spec.action)
         body = PictureBody if config.is_picture(spec) else VectorBody
-        self.body = body(spec, self.encoder, config.width, config.depth, rngs)
+        self.body = body(spec, self.encoder, config.width, config.depth, heads.reward_bins > 0, rngs)
         size, hidden = math.prod(self.body.shape), config.head_width
 
         def head(outputs):
             # Small last layers: the first policy is nearly uniform, the first values and rewards are nearly 0.
             return Layers(size, hidden, 1, outputs, 0.01, rngs)
 
-        self.reward_head, self.value_head = head(heads.reward_bins), head(heads.value_bins)
+        if heads.reward_bins:
+            self.reward_head = head(heads.reward_bins)
+        self.value_head = head(heads.value_bins)
         self.continuous = isinstance(spec.action, Continuous)
         self.policy_head = head(policy(spec.action).num_numbers)
         if heads.projection:

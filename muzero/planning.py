@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from muzero.config import Config, GumbelConfig, SampledConfig
+from muzero.config import AlphaZeroConfig, Config, GumbelConfig, SampledConfig
 from muzero.sampling import Sampled, Sampler
 from muzero.support import Support
 from podracer.networks.functional import Functional
@@ -32,7 +32,7 @@ class Planner(NamedTuple):
 
     network: Functional
     value: Support
-    reward: Support
+    reward: Support  # not used where the rewards are the environment's own
     discount: Array | float  # negative where two players take turns
     actions: Policy  # what the numbers of the network's policy stand for
 
@@ -50,7 +50,7 @@ def library(search: Literal["fast", "rounds", "mctx"]) -> ModuleType:
 def root_of(planner: Planner, weights: Any, observation: Any) -> Any:
     """The network's own opinion of observations [B], as `mctx.RootFnOutput`."""
     latent, seen = planner.network.apply(weights, _look, observation)
-    return _record("RootFnOutput")(prior_logits=seen.policy, value=planner.value.mean(seen.value), embedding=latent)
+    return record("RootFnOutput")(prior_logits=seen.policy, value=planner.value.mean(seen.value), embedding=latent)
 
 
 def recurrent_of(planner: Planner) -> Callable[..., Any]:
@@ -58,12 +58,12 @@ def recurrent_of(planner: Planner) -> Callable[..., Any]:
 
     A model never says that an episode has ended: after its end it has learnt rewards and values of 0.
     """
-    record = _record("RecurrentFnOutput")
+    make = record("RecurrentFnOutput")
 
     def recurrent(weights, key, action, latent):
         latent, reward, seen = planner.network.apply(weights, _imagine, latent, action)
         reward = planner.reward.mean(reward)
-        output = record(
+        output = make(
             reward=reward,
             discount=jnp.full_like(reward, planner.discount),
             prior_logits=seen.policy,
@@ -74,14 +74,24 @@ def recurrent_of(planner: Planner) -> Callable[..., Any]:
     return recurrent
 
 
-def muzero_search(config: Config) -> Search:
+class Model(NamedTuple):
+    """What a search plans with: the learnt model, or the environment itself."""
+
+    root: Callable[[Planner, Any, Any], Any]  # (planner, weights, observation [B]) -> mctx.RootFnOutput
+    recurrent: Callable[[Planner], Callable[..., Any]]  # planner -> recurrent_fn
+
+
+LEARNT = Model(root_of, recurrent_of)
+
+
+def muzero_search(config: Config | AlphaZeroConfig, model: Model = LEARNT) -> Search:
     """PUCT with Dirichlet noise and a temperature (Schrittwieser et al. 2020, appendix B)."""
-    return _over_all(_puct(config))
+    return _over_all(_puct(config), model)
 
 
-def gumbel_search(config: GumbelConfig) -> Search:
+def gumbel_search(config: GumbelConfig | AlphaZeroConfig, model: Model = LEARNT) -> Search:
     """Sequential halving with Gumbel noise (Danihelka et al. 2022, sections 3 and 4)."""
-    return _over_all(_gumbel(config))
+    return _over_all(_gumbel(config), model)
 
 
 def sampled_search(config: SampledConfig, sampler: Sampler) -> Search:
@@ -97,8 +107,7 @@ def sampled_search(config: SampledConfig, sampler: Sampler) -> Search:
         explore = 0.0 if acting is None else config.exploration_fraction
         drawn = sampler.draw(sample_key, root.prior_logits, legal, explore, with_mode=acting is None)
         root = root.replace(prior_logits=drawn.logits, embedding=(root.embedding, drawn.actions))
-        model = _sampling(recurrent_of(planner), sampler)
-        plan = tree_search(weights, search_key, root, model, drawn.legal, acting)
+        plan = tree_search(weights, search_key, root, _sampling(recurrent_of(planner), sampler), drawn.legal, acting)
         policy = Sampled(plan.policy, drawn.actions)
         return plan._replace(action=_pick(drawn.actions, plan.action), policy=policy)
 
@@ -109,19 +118,19 @@ def sampled_search(config: SampledConfig, sampler: Sampler) -> Search:
 TreeSearch = Callable[[Any, Array, Any, Callable, Any, Any], Plan]
 
 
-def _over_all(tree_search: TreeSearch) -> Search:
+def _over_all(tree_search: TreeSearch, model: Model) -> Search:
     """A search whose edges are all actions."""
 
     def search(planner, weights, observation, legal, key, acting):
-        root = root_of(planner, weights, observation)
+        root = model.root(planner, weights, observation)
         # Illegal actions are made impossible before any noise is mixed in.
         root = root.replace(prior_logits=mask_logits(root.prior_logits, legal))
-        return tree_search(weights, key, root, recurrent_of(planner), legal, acting)
+        return tree_search(weights, key, root, model.recurrent(planner), legal, acting)
 
     return search
 
 
-def _puct(config: Config) -> TreeSearch:
+def _puct(config: Config | AlphaZeroConfig | SampledConfig) -> TreeSearch:
     policy = library(config.search).muzero_policy
 
     def search(weights, key, root, recurrent, legal, acting):
@@ -144,14 +153,14 @@ def _puct(config: Config) -> TreeSearch:
     return search
 
 
-def temperature(config: Config, updates: Array) -> Array:
+def temperature(config: Config | AlphaZeroConfig | SampledConfig, updates: Array) -> Array:
     """Three stages, as in Schrittwieser et al. 2020, appendix D: 1, 1/2 and 1/4 by default."""
     start, end = (jnp.asarray(each, jnp.float32) for each in (config.temperature_start, config.temperature_end))
     done = updates / config.temperature_updates
     return jnp.where(done < 0.5, start, jnp.where(done < 0.75, jnp.sqrt(start * end), end))
 
 
-def _gumbel(config: GumbelConfig) -> TreeSearch:
+def _gumbel(config: GumbelConfig | AlphaZeroConfig | SampledConfig) -> TreeSearch:
     policy = library(config.search).gumbel_muzero_policy
     mode = {"mode": "rounds"} if config.search == "rounds" else {}
 
@@ -189,7 +198,7 @@ def _pick(actions: Array, edge: Array) -> Array:
     return jax.vmap(lambda own, index: own[index])(actions, edge)
 
 
-def _record(name: str) -> Any:
+def record(name: str) -> Any:
     """A record of mctx's, which both searches take."""
     return getattr(library("mctx"), name)
 

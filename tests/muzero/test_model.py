@@ -137,5 +137,5 @@ def test_a_network_with_a_wrong_output_is_named(wrong):
 
     bad = functional(lambda rngs: Wrong(spec, HEADS, network(width=6, head_width=5), rngs))
     with pytest.raises(UserError, match=rf"muzero: {wrong} has the shape .*expected .*Change the network"):
-        check_model("muzero", spec, HEADS, 4, bad)
-    check_model("muzero", spec, HEADS, 4, net)
+        check_model("muzero", spec, HEADS, bad)
+    check_model("muzero", spec, HEADS, net)
