@@ -1,5 +1,5 @@
 """MuZero: plans with a model that it learns (Schrittwieser et al. 2020), with PUCT or Gumbel's search (Danihelka 2022),
-over all actions or over a sample of them (Hubert et al. 2021).
+over all actions or over a sample of them (Hubert et al. 2021), with chance in the model (Antonoglou et al. 2022).
 
 Acting searches from each observation and notes what the search found. Learning stores the trajectory, and then takes as
 many gradient steps on what the memory holds as the replay ratio allows: how much is acted at a time and how much is
@@ -17,7 +17,7 @@ import jax.numpy as jnp
 
 from muzero import limiter, planning, sequences
 from muzero.checks import check_actions, check_model
-from muzero.config import Config, GumbelConfig, SampledConfig, SearchConfig
+from muzero.config import Config, GumbelConfig, SampledConfig, SearchConfig, StochasticConfig
 from muzero.learner import Fixed, GradientSteps, Progress
 from muzero.model import Heads
 from muzero.model import network as default_network
@@ -93,6 +93,19 @@ def sampled_muzero(spec: Spec, config: SampledConfig = SampledConfig(), network:
     return assemble("sampled-muzero", spec, config, network, search, learnt_plan(search), rebuild, sampler.edges)
 
 
+def stochastic_muzero(
+    spec: Spec, config: StochasticConfig = StochasticConfig(), network: Callable = default_network()
+) -> Agent:
+    """Stochastic MuZero: its model says what chance may do after an action. Arguments as for `muzero`.
+
+    Raises:
+      UserError: the actions are not discrete, or the network does not fit.
+    """
+    search = planning.stochastic_search(config)
+    rebuild = lambda config: stochastic_muzero(spec, config, network)
+    return assemble("stochastic-muzero", spec, config, network, search, learnt_plan(search), rebuild)
+
+
 # `(planner, params, observation [B], key, acting) -> Plan`; `acting` as in `planning.Search`.
 Think = Callable[[Planner, Params, Any, Array, Any], Plan]
 
@@ -135,12 +148,12 @@ def assemble(
     num_actions = check_actions(name, spec) if samples is None else samples
     expected = "(spec, heads, rngs) -> module with represent, step, predict and project, as --network muzero"
     check_network(name, recipe, expected, None, None, None)
-    heads = Heads(config.value_bins, config.reward_bins, config.self_consistency)
+    heads = Heads(config.value_bins, config.reward_bins, config.self_consistency, config.num_outcomes)
     network = functional(lambda rngs: recipe(spec, heads, rngs))
     check_model(name, spec, heads, network)
     discount = -config.discount if spec.alternating else config.discount
     value, reward = Support(config.value_limit, heads.value_bins), Support(config.reward_limit, heads.reward_bins)
-    planner = Planner(network, value, reward, discount, policy(spec.action))
+    planner = Planner(network, value, reward, discount, policy(spec.action), config.num_outcomes)
     capacity = config.replay_steps // config.sequence_length
     replay = Replay(
         dataclasses.replace(spec, observation=without_state(spec.observation)),

@@ -42,7 +42,7 @@ def check_model(name: str, spec: Spec, heads: Heads, network: Functional) -> Non
 
     def run(module):
         latent = module.represent(observation)
-        stepped = module.step(latent, action) if heads.reward_bins else None
+        stepped = module.step(latent, action) if heads.reward_bins and not heads.outcomes else None
         return latent, stepped, module.predict(latent)
 
     latent, stepped, seen = jax.eval_shape(lambda key: network.apply(network.init(key), run), _key())

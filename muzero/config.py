@@ -22,6 +22,10 @@ class SearchConfig(LearningConfig):
     self_consistency = False
     consistency_cost = 0.0
     reanalysed = 0
+    # And what only those have whose model has chance in it.
+    num_outcomes = 0
+    outcome_cost = 0.0
+    commitment_cost = 0.0
 
     learning_rate: float = 1e-3
     """Step size of the optimizer."""
@@ -221,6 +225,24 @@ class AlphaZeroConfig(Gumbel, Puct, SearchConfig):
     def __post_init__(self):
         super().__post_init__()
         _check_rounds(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class StochasticConfig(Config):
+    """Settings of Stochastic MuZero."""
+
+    num_outcomes: int = 32
+    """M: what chance can do after an action, at most."""
+    outcome_cost: float = 1.0
+    """Weight of the loss of the outcomes' probabilities."""
+    commitment_cost: float = 1.0
+    """Weight of the loss that keeps the encoder of outcomes near the codes it chose."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_number("num_outcomes", self.num_outcomes, minimum=1, whole=True)
+        for name in ("outcome_cost", "commitment_cost"):
+            check_number(name, getattr(self, name), minimum=0)
 
 
 @dataclasses.dataclass(frozen=True)

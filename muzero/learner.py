@@ -78,6 +78,7 @@ class GradientSteps:
         observation, following = self.unrolled(progress.memory, sample, fixed)
         consistency = config.consistency_cost if config.self_consistency else None
         costs = Costs(config.value_cost, config.reward_cost, consistency, config.entropy_cost)
+        costs = costs._replace(outcome=config.outcome_cost, commitment=config.commitment_cost)
 
         def function(weights):
             return loss(self.planner, weights, observation, following, targets, weight, costs)
@@ -95,11 +96,12 @@ class GradientSteps:
 
     def unrolled(self, memory: Memory, sample: Sample, fixed: Fixed) -> tuple[Any, Any]:
         """Features at the start [B, ...] and, where a loss asks for them, after each step [K, B, ...]."""
-        count = self.config.unroll_steps + 1 if self.config.self_consistency else 1
+        wanted = self.config.self_consistency or self.planner.outcomes > 0
+        count = self.config.unroll_steps + 1 if wanted else 1
         position = sample.start[None] + _steps(count)
         seen = features(self.observe(memory, sample.row, position, fixed))
         first, rest = (jax.tree.map(lambda leaf, part=part: leaf[part], seen) for part in (0, slice(1, None)))
-        return first, rest if self.config.self_consistency else None
+        return first, rest if wanted else None
 
     def window(self, progress: Progress, fixed: Fixed, sample: Sample, key: Array) -> Window:
         """All that the targets of `sample` depend on."""

@@ -10,7 +10,7 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from muzero.config import AlphaZeroConfig, Config, GumbelConfig, SampledConfig
+from muzero.config import AlphaZeroConfig, Config, GumbelConfig, SampledConfig, StochasticConfig
 from muzero.sampling import Sampled, Sampler
 from muzero.support import Support
 from podracer.networks.functional import Functional
@@ -35,6 +35,7 @@ class Planner(NamedTuple):
     reward: Support  # not used where the rewards are the environment's own
     discount: Array | float  # negative where two players take turns
     actions: Policy  # what the numbers of the network's policy stand for
+    outcomes: int = 0  # of chance after each action; 0: chance makes no moves
 
 
 # `(planner, weights, observation [B] without its mask, legal actions [B, A] or None, key, acting) -> Plan`. `acting` is
@@ -78,7 +79,7 @@ class Model(NamedTuple):
     """What a search plans with: the learnt model, or the environment itself."""
 
     root: Callable[[Planner, Any, Any], Any]  # (planner, weights, observation [B]) -> mctx.RootFnOutput
-    recurrent: Callable[[Planner], Callable[..., Any]]  # planner -> recurrent_fn
+    recurrent: Callable[[Planner], Any]  # planner -> recurrent_fn, or (decision_fn, chance_fn)
 
 
 LEARNT = Model(root_of, recurrent_of)
@@ -114,8 +115,36 @@ def sampled_search(config: SampledConfig, sampler: Sampler) -> Search:
     return search
 
 
+def stochastic_search(config: StochasticConfig) -> Search:
+    """PUCT with chance nodes (Antonoglou et al. 2022, section 4)."""
+    return _over_all(_puct(config, "stochastic_muzero_policy"), Model(root_of, two_plies_of))
+
+
+def two_plies_of(planner: Planner) -> tuple[Callable[..., Any], Callable[..., Any]]:
+    """The model's two half steps, as searches with chance nodes call them: `(decision, chance)`."""
+
+    def decide(weights, key, action, latent):
+        after, said = planner.network.apply(weights, lambda module, *args: module.afterstate(*args), latent, action)
+        value = planner.value.mean(said.value)
+        return record("DecisionRecurrentFnOutput")(chance_logits=said.outcome, afterstate_value=value), after
+
+    def happen(weights, key, outcome, after):
+        code = jax.nn.one_hot(outcome, planner.outcomes)
+        latent, reward, seen = planner.network.apply(weights, _happen, after, code)
+        reward = planner.reward.mean(reward)
+        output = record("ChanceRecurrentFnOutput")(
+            action_logits=seen.policy,
+            value=planner.value.mean(seen.value),
+            reward=reward,
+            discount=jnp.full_like(reward, planner.discount),
+        )
+        return output, latent
+
+    return decide, happen
+
+
 # `(weights, key, root, recurrent function, legal edges [B, A] or None, acting) -> Plan`, about edges.
-TreeSearch = Callable[[Any, Array, Any, Callable, Any, Any], Plan]
+TreeSearch = Callable[[Any, Array, Any, Any, Any, Any], Plan]
 
 
 def _over_all(tree_search: TreeSearch, model: Model) -> Search:
@@ -130,15 +159,15 @@ def _over_all(tree_search: TreeSearch, model: Model) -> Search:
     return search
 
 
-def _puct(config: Config | AlphaZeroConfig | SampledConfig) -> TreeSearch:
-    policy = library(config.search).muzero_policy
+def _puct(config: Config | AlphaZeroConfig | SampledConfig, name: str = "muzero_policy") -> TreeSearch:
+    policy = getattr(library(config.search), name)
 
     def search(weights, key, root, recurrent, legal, acting):
         output = policy(
             weights,
             key,
             root,
-            recurrent,
+            *(recurrent if isinstance(recurrent, tuple) else (recurrent,)),
             config.num_simulations,
             invalid_actions=None if legal is None else ~legal,
             dirichlet_fraction=0.0 if acting is None else config.dirichlet_fraction,
@@ -217,4 +246,9 @@ def _look(module: Any, observation: Any) -> tuple[Array, Any]:
 
 def _imagine(module: Any, latent: Array, action: Array) -> tuple[Array, Array, Any]:
     latent, reward = module.step(latent, action)
+    return latent, reward, module.predict(latent)
+
+
+def _happen(module: Any, after: Array, code: Array) -> tuple[Array, Array, Any]:
+    latent, reward = module.happen(after, code)
     return latent, reward, module.predict(latent)
