@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from muzero import chance as chance_of
-from muzero.chance import Chance, code_of
+from muzero.chance import Chance, code_of, spread
 from muzero.planning import Planner
 from muzero.sampling import imitation, weights_of
 from muzero.support import cross_entropy
@@ -67,7 +67,7 @@ def unroll_with_chance(module: Any, observation: Any, following: Any, alive: Arr
     latents = module.represent(jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), observed))
     latents = latents.reshape(alive.shape[0] + 1, alive.shape[1], *latents.shape[1:])
     before, after = (part.reshape(-1, *part.shape[2:]) for part in (latents[:-1], latents[1:]))
-    numbers = module.encode(before, after).reshape(*alive.shape, -1)
+    numbers = spread(module.encode(before, after).reshape(*alive.shape, -1), alive)
     numbers = jnp.where(alive[..., None], numbers, jax.lax.stop_gradient(numbers))
     code = code_of(numbers)
 

@@ -98,18 +98,23 @@ class Sampler:
             allowed = jnp.ones((size, self.edges), bool) if legal is None else legal
             return self._draw(actions, self._log_probs(numbers, actions), allowed)
         mine, wide = mask_logits(numbers, legal), mask_logits(jnp.zeros_like(numbers), legal)
-        own_key, wide_key, which_key = jax.random.split(key, 3)
-        actions = self._sample(own_key, mine)
+        actions = self._proposed(key, mine, wide, explore)
         if with_mode:
             actions = actions.at[:, 0].set(self.policy.mode(mine))
+        correction = jnp.zeros(actions.shape[:2])
+        if explore:
+            log_pi, log_wide = (self._log_probs(each, actions) for each in (mine, wide))
+            correction = log_pi - jnp.logaddexp(math.log1p(-explore) + log_pi, math.log(explore) + log_wide)
+        return self._draw(*self._merged(actions, correction))
+
+    def _proposed(self, key: Array, mine: Array, wide: Array, explore: float) -> Array:
+        """K actions each from policies [N, P]: from `wide` with probability `explore`, else from `mine`."""
+        own_key, wide_key, which_key = jax.random.split(key, 3)
+        actions = self._sample(own_key, mine)
         if not explore:
-            return self._draw(*self._merged(actions, jnp.zeros(actions.shape[:2])))
+            return actions
         other = jax.random.bernoulli(which_key, explore, actions.shape[:2])
-        other = other.reshape(other.shape + (1,) * (actions.ndim - 2))
-        actions = jnp.where(other, self._sample(wide_key, wide), actions)
-        log_pi, log_wide = (self._log_probs(each, actions) for each in (mine, wide))
-        log_beta = jnp.logaddexp(math.log1p(-explore) + log_pi, math.log(explore) + log_wide)
-        return self._draw(*self._merged(actions, log_pi - log_beta))
+        return jnp.where(other.reshape(other.shape + (1,) * (actions.ndim - 2)), self._sample(wide_key, wide), actions)
 
     def _sample(self, key: Array, numbers: Array) -> Array:
         spread = jnp.broadcast_to(numbers[:, None], (numbers.shape[0], self.number, numbers.shape[1]))

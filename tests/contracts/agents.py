@@ -44,6 +44,7 @@ EPOCHS = {"epochs": 2, "minibatches": 1}
 
 MAKERS = {name: getattr(agents, name) for name in ("a2c", "impala", "ppo", "pqn")}
 MAKERS |= {"gumbel-muzero": muzero.gumbel_muzero, "sampled-muzero": muzero.sampled_muzero}
+MAKERS["stochastic-muzero"] = muzero.stochastic_muzero
 # Small, and learning from the first trajectory on.
 PLANNING = {
     "num_simulations": 4,
@@ -52,6 +53,7 @@ PLANNING = {
     "sequence_length": T,
     "batch_size": 64,
     "num_samples": 3,
+    "num_outcomes": 3,
 }
 PLANNING |= {"replay_steps": 4 * T * B, "min_replay": 1, "value_bins": 11, "reward_bins": 11}
 
@@ -79,6 +81,7 @@ def _cases():
             yield Case(agent, "lstm", "continuous", False)
     yield Case("gumbel-muzero", "muzero", "discrete", False)
     yield Case("gumbel-muzero", "muzero", "dict", True)
+    yield Case("stochastic-muzero", "muzero", "dict", True)
     yield Case("sampled-muzero", "muzero", "dict", True)
     yield Case("sampled-muzero", "muzero", "continuous", True)
 

@@ -21,6 +21,7 @@ CHANGES = {
     "pqn": {"q_lambda": 0.5, "epsilon_updates": 9},
     "muzero": {"num_simulations": 3, "temperature_updates": 9},
     "gumbel-muzero": {"num_simulations": 3, "search": "rounds"},
+    "stochastic-muzero": {"num_simulations": 3, "num_outcomes": 7},
     "sampled-muzero": {"num_simulations": 3, "rule": "puct", "num_samples": 5},
 }
 NETWORKS = {
