@@ -113,6 +113,32 @@ PRESETS: dict[str, Preset] = {
         settings={"total_steps": 400_000, "batch_per_core": 16, "unroll_length": 32},
         result="train anakin --env cartpole --agent gumbel-muzero; 2 CPU cores, 50 s: best evaluation 500",
     ),
+    "pendulum-sampled-muzero": Preset(
+        "gymnax/Pendulum-v1",
+        "sampled-muzero",
+        config={
+            "num_samples": 8,
+            "num_simulations": 16,
+            "exploration_fraction": 0.25,
+            "entropy_cost": 0.005,
+            "learning_rate": 2e-3,
+            "discount": 0.97,
+            "td_steps": 10,
+            "batch_size": 128,
+            "min_replay": 2_000,
+            "value_limit": 600.0,
+            "value_bins": 51,
+            "reward_limit": 20.0,
+            "reward_bins": 51,
+            "normalize_observations": True,
+        },
+        network="muzero",
+        settings={"total_steps": 500_000, "batch_per_core": 16, "unroll_length": 32, "evaluations": 6},
+        result=(
+            "train anakin --env gymnax/Pendulum-v1 --agent sampled-muzero --cores 1; one busy CPU core, 2 minutes: "
+            "return -200 over 320 episodes"
+        ),
+    ),
     "memory-chain-ppo": Preset(
         "memory-chain",
         "ppo",

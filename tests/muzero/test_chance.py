@@ -20,8 +20,8 @@ from podracer.errors import UserError
 from podracer.networks.functional import functional
 from podracer.networks.policies import policy
 from tests.contracts.agents import SPECS, fast_jit, observations
+from tests.muzero.dice import Dice
 from tests.muzero.test_loss import log_softmax, two_hot
-from tests.muzero.wager import Wager
 
 pytestmark = pytest.mark.loose_rank  # mctx broadcasts arrays of different rank
 
@@ -213,22 +213,21 @@ def test_the_planner_asks_the_network_in_halves():
     np.testing.assert_allclose(second.discount, 0.9)
 
 
-def test_the_wager_is_a_game_as_told():
-    env = Wager()
+def test_the_die_is_a_game_as_told():
+    env = Dice()
     start, _ = env.reset(jax.random.key(0))
-    step = lambda state, action, seed=0: env.step(state, jnp.int32(action), jax.random.key(seed))
-    safe = step(start, 0)[1]
+    step = jax.jit(env.step)
+    safe = step(start, jnp.int32(0), jax.random.key(1))[1]
     assert float(safe.reward) == 0.25 and bool(safe.terminated)
-    cards = []
-    for seed in range(200):
-        drawn, out = step(start, 1, seed)
+    shown = set()
+    for seed in range(20):
+        rolled, out = step(start, jnp.int32(2), jax.random.key(seed))
         assert float(out.reward) == 0 and not bool(out.terminated)
-        cards.append(int(drawn.card) == 2)
-        if seed < 20:
-            bet, fold = step(drawn, 1)[1], step(drawn, 0)[1]
-            assert (float(bet.reward), float(fold.reward)) == (1.0 if cards[-1] else -1.0, -0.5)
-            assert bool(bet.terminated) and bool(fold.terminated)
-    assert 0.15 < np.mean(cards) < 0.35
+        shown.add(int(rolled.shown))
+        for guess in range(4):
+            end = step(rolled, jnp.int32(guess), jax.random.key(0))[1]
+            assert float(end.reward) == (1 if guess == int(rolled.shown) else -1) and bool(end.terminated)
+    assert shown == {0, 1, 2, 3}
 
 
 def test_what_cannot_be_is_refused_in_one_line():
