@@ -179,20 +179,25 @@ def test_the_search_takes_one_of_its_samples_and_greedy_plans_repeat():
     assert np.any(acted.policy.actions != one.policy.actions)
 
 
-def test_the_memory_keeps_the_samples():
+def test_the_memory_keeps_the_samples_and_reanalysis_draws_anew():
     small = {"num_simulations": 4, "num_samples": 3, "unroll_steps": 2, "sequence_length": T, "replay_steps": 16 * T}
-    small |= {"min_replay": 16 * T, "batch_size": 8}
-    it = Bench(
-        muzero.sampled_muzero(SPECS["continuous"], muzero.SampledConfig(**small), muzero.network(8, 1, 8)),
-        SPECS["continuous"],
-    )
+    small |= {"min_replay": 16 * T, "batch_size": 8, "reanalysed": 8}
+    agent = muzero.sampled_muzero(SPECS["continuous"], muzero.SampledConfig(**small), muzero.network(8, 1, 8))
+    it = Bench(agent, SPECS["continuous"])
     state = it.init(jax.random.key(0))
     trajectory, _ = it.unroll(disturbed(state.params), 0)
-    state, _ = it.learn(state, trajectory, jax.random.key(0))
-    noted, stored = trajectory.actor_output, state.memory.sequences
+    after, metrics = it.learn(state, trajectory, jax.random.key(0))
+    noted, stored = trajectory.actor_output, after.memory.sequences
     valid = np.asarray(trajectory.timestep.valid[1:]).T
     for kept, given in ((stored.policy.actions, noted.extras.policy.actions), (stored.action, noted.action)):
         np.testing.assert_array_equal(np.asarray(kept)[valid], np.swapaxes(np.asarray(given), 0, 1)[valid])
+    # All starts are searched again, with samples of their own: what the actor noted has no influence.
+    policy = noted.extras.policy
+    other = policy._replace(actions=policy.actions + 1, weights=jnp.flip(policy.weights, -1))
+    changed = noted._replace(extras=noted.extras._replace(policy=other, value=noted.extras.value + 3))
+    again, _ = it.learn(state, trajectory._replace(actor_output=changed), jax.random.key(0))
+    assert metrics["gradient_steps"] > 0
+    jax.tree.map(np.testing.assert_array_equal, after.params, again.params)
 
 
 def test_what_cannot_be_is_refused_in_one_line():
