@@ -135,8 +135,29 @@ PRESETS: dict[str, Preset] = {
         network="muzero",
         settings={"total_steps": 500_000, "batch_per_core": 16, "unroll_length": 32, "evaluations": 6},
         result=(
-            "train anakin --env gymnax/Pendulum-v1 --agent sampled-muzero --cores 1; one busy CPU core, 2 minutes: "
-            "return -200 over 320 episodes"
+            "train anakin --env gymnax/Pendulum-v1 --agent sampled-muzero --cores 1; one shared CPU core, 72 s: return "
+            "-200 over 320 episodes"
+        ),
+    ),
+    "2048-stochastic-muzero": Preset(
+        "pgx/2048",
+        "stochastic-muzero",
+        config={
+            "num_simulations": 20,
+            "learning_rate": 1e-3,
+            "discount": 0.99,
+            "td_steps": 10,
+            "min_replay": 4_000,
+            "value_limit": 5_000.0,
+            "reward_limit": 2_100.0,
+            "temperature_updates": 200,
+        },
+        network="muzero",
+        network_config={"kind": "mlp", "width": 128, "head_width": 64},
+        settings={"total_steps": 80_000, "batch_per_core": 32, "unroll_length": 32, "evaluations": 4},
+        result=(
+            "train anakin --env pgx/2048 --agent stochastic-muzero --cores 1; one shared CPU core, about a minute: "
+            "score 2,447 over 640 games; muzero with the same settings: 1,437"
         ),
     ),
     "memory-chain-ppo": Preset(

@@ -7,7 +7,7 @@ import pytest
 import anakin
 import muzero
 import sebulba
-from podracer import envs
+from podracer import envs, presets
 from tests.learning.test_anakin_learns import Curve
 from tests.muzero.dice import Dice
 
@@ -56,6 +56,16 @@ def test_catch_is_solved_on_sebulba():
     agent = muzero.gumbel_muzero(env.spec, muzero.GumbelConfig(**SETTINGS), NETWORK)
     sebulba.train(agent, env, total_steps=300_000, batch_size=32, cores=2, evaluations=0, probe=False, sinks=[curve])
     assert curve.at(300_000) >= 0.8
+
+
+def test_pendulum_is_swung_up_with_sampled_actions():
+    """Half-way through the preset's run: standing still is about -1,300 and the end about -200, noise included."""
+    pytest.importorskip("gymnax")
+    env, curve, preset = envs.make("gymnax/Pendulum-v1"), Curve(), presets.PRESETS["pendulum-sampled-muzero"]
+    agent = muzero.sampled_muzero(env.spec, muzero.SampledConfig(**preset.config))
+    run = preset.settings | {"total_steps": 260_000, "evaluations": 0, "cores": 1}
+    anakin.train(agent, env, sinks=[curve], **run)
+    assert curve.at(260_000) >= -500
 
 
 def test_what_a_die_may_show_is_planned_for():
