@@ -11,6 +11,8 @@ import os
 import resource
 import sys
 import time
+from collections.abc import Callable
+from typing import Any
 
 ENVS = {
     "cartpole": ("gymnax/CartPole-v1", "tanh"),
@@ -63,9 +65,6 @@ def build(args: argparse.Namespace):
     if args.what in AGENTS:
         return agent, env
 
-    def sums_up(state, trajectory, key, axis_name):
-        return state, {"sum": sum(jnp.sum(leaf, dtype=jnp.float32) for leaf in jax.tree.leaves(trajectory))}
-
     def acts_at_random(params, state, timestep, key):
         draw = jax.random.uniform(key, timestep.first.shape)
         return ActorOutput((draw * env.spec.action.num_values).astype(jnp.int32)), state
@@ -74,24 +73,20 @@ def build(args: argparse.Namespace):
     return dataclasses.replace(agent, actor_step=acts_at_random) if args.what == "env" else agent, env
 
 
-def main() -> None:
-    args = parse_args()
-    channel = take_stdout()
-    from podracer import mesh
+def sums_up(state, trajectory, key, axis_name):
+    """In place of learning: the trajectory is added up, so that the compiler keeps it."""
+    import jax
+    import jax.numpy as jnp
 
-    mesh.start_backend("cpu", args.cores)
+    return state, {"sum": sum(jnp.sum(leaf, dtype=jnp.float32) for leaf in jax.tree.leaves(trajectory))}
+
+
+def serve(make_loop: Callable[[], Any], config: dict[str, Any], seconds: float, channel: Any) -> None:
+    """Answer `go` with blocks of about `seconds` of a loop; 0: of one call."""
     import jax
 
-    from anakin.loop import Anakin
-
     start = time.perf_counter()  # imports and the start of the backend are behind us
-    agent, env = build(args)
-    cores = jax.device_count()
-
-    def loop_of(updates):
-        return Anakin(agent, env, args.num_envs // cores, args.unroll, updates_per_call=updates)
-
-    loop = loop_of(1 if args.seconds == 0 else 4)
+    loop = make_loop()
     state = loop.init(seed=0)
     loop.compile()
     compile_s = time.perf_counter() - start
@@ -106,13 +101,13 @@ def main() -> None:
 
     run(1)
     calls = 1
-    if args.seconds:
+    if seconds:
         elapsed = run(1)
-        while elapsed < min(0.5, args.seconds):  # grow the probe until it is long enough to trust
+        while elapsed < min(0.5, seconds):  # grow the probe until it is long enough to trust
             calls *= 2
             elapsed = run(calls)
-        calls = max(1, round(calls * args.seconds / elapsed))
-    print(json.dumps({"ready": True, "compile_s": round(compile_s, 3), "config": vars(args)}), file=channel)
+        calls = max(1, round(calls * seconds / elapsed))
+    print(json.dumps({"ready": True, "compile_s": round(compile_s, 3), "config": config}), file=channel)
     for line in sys.stdin:
         command = line.strip()
         if command == "quit":
@@ -124,6 +119,24 @@ def main() -> None:
         used = cpu_seconds() - cpu
         result = {"steps": steps, "seconds": seconds, "steps_per_s": steps / seconds, "cpu_seconds": used}
         print(json.dumps(result), file=channel)
+
+
+def main() -> None:
+    args = parse_args()
+    channel = take_stdout()
+    from podracer import mesh
+
+    mesh.start_backend("cpu", args.cores)
+    import jax
+
+    from anakin.loop import Anakin
+
+    def make_loop():
+        agent, env = build(args)
+        updates = 1 if args.seconds == 0 else 4
+        return Anakin(agent, env, args.num_envs // jax.device_count(), args.unroll, updates_per_call=updates)
+
+    serve(make_loop, vars(args), args.seconds, channel)
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ import functools
 import json
 import sys
 import time
+from collections.abc import Callable
 from typing import Any
 
 from anakin_worker import take_stdout
@@ -94,11 +95,12 @@ def answer(done: Any, **more: Any) -> dict[str, Any]:
     return {**numbers, "cpu_seconds": done.cpu_s, **more}
 
 
-def train(args: argparse.Namespace, say: Any) -> None:
+def train(make: Callable[[], Any], args: argparse.Namespace, say: Any) -> None:
+    """Train in blocks, the first one when it is asked for."""
     from sebulba import measure
 
     start = time.perf_counter()
-    loop = make_loop(args, args.batches[0], args.unrolls[0])
+    loop = make()
     loop.compile()
     compile_s = time.perf_counter() - start
 
@@ -146,7 +148,10 @@ def main() -> None:
 
     mesh.start_backend("cpu", args.cores)
     say = lambda message: print(json.dumps(message), file=channel)
-    train(args, say) if args.what == "train" else pieces(args, say)
+    if args.what == "pieces":
+        pieces(args, say)
+    else:
+        train(lambda: make_loop(args, args.batches[0], args.unrolls[0]), args, say)
 
 
 if __name__ == "__main__":

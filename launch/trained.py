@@ -73,7 +73,11 @@ class RenderOptions:
     """Options of `render`."""
 
     out: str | None = None
-    """File to write, .gif or .mp4; None: RUN/play.gif."""
+    """File to write, .gif or .mp4; None: RUN/play.gif. With --tree .png, .svg or .pdf; None: RUN/tree.png."""
+    tree: bool = False
+    """Draw the search tree behind one decision instead, of an agent that plans."""
+    decision: int = 0
+    """With --tree: which decision, counted from 0."""
     episodes: int = 3
     """How many episodes."""
     max_steps: int = 500
@@ -97,6 +101,8 @@ def render(arguments: list[str]) -> None:
     text = "Draw a trained agent playing, as GIF or MP4."
     directory, rest = run_directory(arguments, "render", RenderOptions, text)
     options = parse(RenderOptions, rest, "podracer render RUN", text)
+    if options.tree:
+        return _render_tree(directory, options)
     out = pathlib.Path(options.out) if options.out else directory / "play.gif"
     pictures.check_out(out)
     check_number("--episodes", options.episodes, minimum=1)
@@ -109,6 +115,30 @@ def render(arguments: list[str]) -> None:
     )
     pictures.write(out, frames, options.frames_per_s)
     print(f"{out}: {len(frames)} frames")
+
+
+def _render_tree(directory: pathlib.Path, options: RenderOptions) -> None:
+    """`podracer render RUN --tree`."""
+    import itertools
+
+    import jax
+
+    from muzero import picture
+    from podracer import plot, render
+
+    out = pathlib.Path(options.out) if options.out else directory / "tree.png"
+    plot.check_out(out)
+    check_number("--decision", options.decision, minimum=0)
+    agent, env, params, _, _ = _load(directory, options.params, options.member or 0, options.platform)
+    recipe = config.read_recipe(directory)
+    if agent.search is None:
+        raise UserError(f"{agent.name} does not plan: there is no tree to draw. Leave --tree out.")
+    moments = render.moments(agent, env, params, options.seed)
+    moment = with_blame([recipe.env], lambda: next(itertools.islice(moments, options.decision, None)))
+    output, tree = jax.jit(agent.search)(params, moment.actor, moment.timestep, moment.key)
+    chosen = int(output.action[0])
+    plot.save(picture.draw(tree, chosen=chosen), out)
+    print(f"{out}: decision {options.decision}, action {chosen}")
 
 
 @dataclasses.dataclass(frozen=True)

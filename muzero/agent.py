@@ -190,6 +190,10 @@ def assemble(
     def greedy_step(params: Params, state, timestep: TimeStep, key):
         return ActorOutput(think(planner, params, timestep.observation, key, None).action), state
 
+    def shown_step(params: Params, state, timestep: TimeStep, key):
+        found = think(planner, params, timestep.observation, key, None)
+        return ActorOutput(found.action), found.tree
+
     return Agent(
         initial_learner_state,
         lambda batch_size: (),
@@ -203,6 +207,7 @@ def assemble(
         notes=(
             f"replay of {capacity * config.sequence_length:,} decisions: {num_bytes / 1e6:,.0f} MB per learner core",
         ),
+        search=shown_step,
     )
 
 

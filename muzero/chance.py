@@ -73,7 +73,7 @@ def spread(numbers: Array, mask: Array) -> Array:
     """The encoder's numbers [K, B, M], each of mean 0 and variance 1 over the steps of this batch in `mask` [K, B].
 
     Without it one code is the greatest everywhere at first, the commitment loss keeps it so, and no other is ever used
-    (measured: one of 8 after 40,000 decisions, see decision 019). Only training asks the encoder, always on a batch.
+    (measured, see decision 019). Only training asks the encoder, always on a batch.
     """
     weight = mask[..., None] / jnp.maximum(jnp.sum(mask), 1)
     mean = jnp.sum(weight * numbers, (0, 1), keepdims=True)

@@ -69,6 +69,5 @@ def check_divides(name: str, value: int, by_name: str, by: int) -> None:
     """
     if by < 1 or value % by:
         raise UserError(
-            f"{name} = {value} does not divide into {by_name} = {by} equal parts. "
-            f"Choose a {name} that is a multiple of {by_name}."
+            f"{name} = {value} does not divide into {by_name} = {by} equal parts. Make {name} a multiple of {by_name}."
         )

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import itertools
 import pathlib
 import subprocess
-from typing import Any
+from collections.abc import Callable, Iterator
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from podracer.envs.batch import Batch, TimeLimit
-from podracer.envs.host import OnHost, is_host
+from podracer.envs.host import OnHost, is_host, on_host
 from podracer.envs.with_state import WithState
 from podracer.errors import UserError, check_number
-from podracer.types import Agent
+from podracer.types import Agent, TimeStep
 
 FORMATS = (".gif", ".mp4")
 
@@ -52,13 +55,45 @@ def play(
     if not can_draw(env):
         how = "start_drawn(seed)" if is_host(env) and not isinstance(env, OnHost) else "render(state)"
         raise UserError(f"{env.spec.name} cannot be drawn; expected an environment with {how}.")
+    frames, ended = [], 0
+    for moment in itertools.islice(moments(agent, env, params, seed, drawn=True), max_steps + 1):
+        ended += moment.ended
+        # The frame of a compiled environment is already the next episode's when the last one has ended.
+        if ended < episodes or moment.final:
+            frames.append(moment.picture())
+        if ended == episodes:
+            break
+    return frames
+
+
+class Moment(NamedTuple):
+    """What an agent sees in an environment of its own, before it decides."""
+
+    timestep: TimeStep  # [1]
+    actor: Any  # the agent's own state, [1, ...]
+    key: Any  # of the decision
+    picture: Callable[[], np.ndarray]  # uint8 [H, W, 3]
+    ended: bool  # an episode has ended with the step that led here
+    final: bool  # and its last frame is this one
+
+
+def moments(agent: Agent, env: Any, params: Any, seed: int, drawn: bool = False) -> Iterator[Moment]:
+    """An agent acting greedily, for ever.
+
+    Args:
+      agent: who acts.
+      env: where; compiled, or on the host.
+      params: what the agent acts with.
+      seed: of all randomness.
+      drawn: whether pictures will be asked for.
+    """
     if isinstance(env, OnHost):
         env = env.env
-    play_one = _play_host if is_host(env) else _play_compiled
-    return play_one(agent, env, params, episodes, max_steps, seed)
+    return (_on_host if is_host(env) else _compiled)(agent, env, params, seed, drawn)
 
 
-def _play_compiled(agent: Agent, env: Any, params: Any, episodes: int, max_steps: int, seed: int) -> list[np.ndarray]:
+def _compiled(agent: Agent, env: Any, params: Any, seed: int, drawn: bool) -> Iterator[Moment]:
+    del drawn
     batch = Batch(env.env if isinstance(env, Batch) else env)
     act = agent.greedy_step or agent.actor_step
 
@@ -71,31 +106,26 @@ def _play_compiled(agent: Agent, env: Any, params: Any, episodes: int, max_steps
 
     key = jax.random.key(seed)
     state, timestep = jax.jit(batch.init)(key[None])
-    actor = agent.initial_actor_state(1)
-    frames, ended = [_draw(batch.env, state)], 0
-    for number in range(max_steps):
-        actor, state, timestep = step(params, actor, state, timestep, jax.random.fold_in(key, number))
-        ended += int(timestep.first[0])
-        if ended == episodes:
-            break
-        frames.append(_draw(batch.env, state))
-    return frames
+    actor, ended = agent.initial_actor_state(1), False
+    for number in itertools.count():
+        decision = jax.random.fold_in(key, number)
+        yield Moment(timestep, actor, decision, functools.partial(_draw, batch.env, state), ended, False)
+        actor, state, timestep = step(params, actor, state, timestep, decision)
+        ended = bool(timestep.first[0])
 
 
-def _play_host(agent: Agent, env: Any, params: Any, episodes: int, max_steps: int, seed: int) -> list[np.ndarray]:
+def _on_host(agent: Agent, env: Any, params: Any, seed: int, drawn: bool) -> Iterator[Moment]:
     act, key, name = jax.jit(agent.greedy_step or agent.actor_step), jax.random.key(seed), env.spec.name
-    batch = env.start_drawn(seed)
+    batch = env.start_drawn(seed) if drawn else on_host(env, 1).start([seed])
     try:
-        step, actor = batch.reset(), agent.initial_actor_state(1)
-        frames, ended = [_picture(name, batch.render())], 0
-        for number in range(max_steps):
-            output, actor = act(params, actor, step.timestep, jax.random.fold_in(key, number))
+        step, actor, ended = batch.reset(), agent.initial_actor_state(1), False
+        for number in itertools.count():
+            decision = jax.random.fold_in(key, number)
+            picture = lambda: _picture(name, batch.render())
+            yield Moment(step.timestep, actor, decision, picture, ended, ended)
+            output, actor = act(params, actor, step.timestep, decision)
             step = batch.step(jax.tree.map(np.asarray, output.action))
-            frames.append(_picture(name, batch.render()))
-            ended += int(step.game_over[0])
-            if ended == episodes:
-                break
-        return frames
+            ended = bool(step.game_over[0])
     finally:
         batch.close()
 

@@ -70,6 +70,8 @@ class Agent:
       rebuild: `(config) -> Agent`, the same agent with other settings; sweeps over many settings in one program
         call it with traced values in the float fields.
       notes: what a run says of the agent before it starts, one line each.
+      search: like `greedy_step`, but returns `(ActorOutput, muzero.search.Tree)`, the action and the search trees
+        behind it. None for agents that do not plan.
     """
 
     initial_learner_state: Callable[[Array], LearnerState]
@@ -82,3 +84,4 @@ class Agent:
     network: Any = None
     rebuild: Callable[[Any], Agent] | None = None
     notes: tuple[str, ...] = ()
+    search: Callable[[Any, Any, TimeStep, Array], tuple[ActorOutput, Any]] | None = None

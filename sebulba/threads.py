@@ -40,6 +40,7 @@ class Supervisor:
         self._error: BaseException | None = None
         self._lock = threading.Lock()
         self._beats: dict[str, tuple[float, str]] = {}
+        self._longest_silence_s = 0.0
 
     def start(self, name: str, function: Callable[[], None]) -> None:
         """Run `function` in a thread of that name."""
@@ -68,7 +69,10 @@ class Supervisor:
 
     def beat(self, doing: str, name: str | None = None, patience_s: float = 0.0) -> None:
         """This thread lives, and is doing this; it may be silent for `patience_s` longer than others."""
-        self._beats[name or threading.current_thread().name] = (time.monotonic() + patience_s, doing)
+        name, now = name or threading.current_thread().name, time.monotonic()
+        last, _ = self._beats.get(name, (now, ""))
+        self._longest_silence_s = max(self._longest_silence_s, now - last)
+        self._beats[name] = (now + patience_s, doing)
 
     def go_on(self, doing: str) -> None:
         """A beat of a thread that works for long.
@@ -113,26 +117,42 @@ class Supervisor:
             self.stopping.set()
             raise Stalled(f"no sign of life from {words}. {self._state()} The stacks of all threads are above.")
 
-    def join(self, last_words: Callable[[list[str]], None], deadline_s: float = 5.0) -> None:
+    def join(self, last_words: Callable[[list[str]], None], hurry_s: float = 5.0, patience_s: float = 20.0) -> None:
         """Stop all threads and wait for them. One that does not end, a C++ call that hangs, takes the process along.
+
+        A thread may finish what it is doing, an update of a large network say: it gets `hurry_s` after an error and
+        `patience_s` without one (less than what a machine that is taken away leaves), or twice as long as any thread
+        has ever been silent where that is more. A second Ctrl-C leaves at once.
 
         Args:
           last_words: gets the names of the threads that do not end, before the process does.
         """
         self.stopping.set()
-        until = time.monotonic() + deadline_s
-        for thread in self._threads:
-            thread.join(max(until - time.monotonic(), 0.01))
-        if self.alive():
-            error = sys.exception()
-            if error is not None:
-                print(f"podracer: {type(error).__name__}: {error}", file=sys.stderr)
-            if not isinstance(error, Stalled):
-                faulthandler.dump_traceback(sys.stderr, all_threads=True)
-            try:
-                last_words(self.alive())
-            finally:
-                print(
-                    f"threads {', '.join(self.alive())} do not end; leaving without them", file=sys.stderr, flush=True
-                )
-                os._exit(70)
+        error = sys.exception() or self._error
+        began, told = time.monotonic(), False
+        usual_s = min(2.0 * self._longest_silence_s, self._stall_timeout_s)
+        deadline_s = max(usual_s, hurry_s if error is not None else patience_s)
+        try:
+            while self.alive():
+                time.sleep(0.01)
+                now = time.monotonic()
+                if now - began > deadline_s:
+                    return self._leave(error, last_words, 70)
+                if error is None and not told and now - began > hurry_s:
+                    doing = ", ".join(f"{name} ({doing})" for name, (_, doing) in sorted(self._beats.items()))
+                    print(f"stopping; waiting for {doing}. Ctrl-C again leaves at once.", file=sys.stderr, flush=True)
+                    told = True
+        except KeyboardInterrupt as second:
+            self._leave(second, last_words, 130)
+
+    def _leave(self, error: BaseException | None, last_words: Callable[[list[str]], None], status: int) -> None:
+        """End the process in spite of threads that do not end."""
+        if error is not None and not isinstance(error, KeyboardInterrupt):
+            print(f"podracer: {type(error).__name__}: {error}", file=sys.stderr)
+        if not isinstance(error, Stalled | KeyboardInterrupt):
+            faulthandler.dump_traceback(sys.stderr, all_threads=True)
+        try:
+            last_words(self.alive())
+        finally:
+            print(f"threads {', '.join(self.alive())} do not end; leaving without them", file=sys.stderr, flush=True)
+            os._exit(status)

@@ -394,6 +394,7 @@ def test_a_finished_run_is_measured_drawn_plotted_and_extended(finished, podrace
     assert podracer("render", directory, "--episodes", 1)[1] == f"{directory / 'play.gif'}: 4 frames\n"
     assert "--out is" in mistake("render", directory, "--out", "x.avi")
     assert "--frames-per-s is 0" in mistake("render", directory, "--frames-per-s", 0)
+    assert "a2c does not plan" in mistake("render", directory, "--tree")
 
     out = tmp_path / "x.png"
     assert podracer("plot", directory, "--out", out)[1] == f"{out}: a2c on catch (1 run)\n"
@@ -485,6 +486,30 @@ def test_sebulba_from_train_to_picture(podracer, tmp_path):
     assert status == 0 and json.loads(out)["episodes"] == 3
     status, out, err = podracer("plot", run, "--out", tmp_path / "curve.png", "--metric", "steps_per_s")
     assert status == 0 and (tmp_path / "curve.png").exists(), err
+
+
+PLANNER = (
+    "--network.width 8 --network.head-width 8 --agent.num-simulations 4 --agent.batch-size 8 --agent.min-replay 20 "
+    "--agent.sequence-length 10 --agent.replay-steps 400 --agent.td-steps 2"
+)
+
+
+def test_a_planner_from_train_to_the_picture_of_its_tree(podracer, mistake, tmp_path):
+    run = tmp_path / "run"
+    options = "--total-steps 200 --batch-per-core 4 --unroll-length 10 --cores 1 --evaluations 1 --eval-episodes 4"
+    arguments = ["--env", "catch", "--agent", "gumbel-muzero", "--preset", "none", *options.split(), *PLANNER.split()]
+    status, out, err = podracer("train", "anakin", *arguments, "--run", run)
+    assert status == 0 and f"{run}: 200 steps" in out and "replay of 400 decisions" in err, (out, err)
+    status, out, err = podracer("resume", run, "--total-steps", "280", "--cores", "1")
+    assert status == 0 and f"{run}: 280 steps" in out, (out, err)
+    status, out, err = podracer("render", run, "--tree", "--decision", "3")
+    assert status == 0 and out.startswith(f"{run / 'tree.png'}: decision 3, action "), (out, err)
+    assert (run / "tree.png").stat().st_size > 5_000
+    assert "--out is 'x.gif'" in mistake("render", run, "--tree", "--out", "x.gif")
+    assert "--decision is -1" in mistake("render", run, "--tree", "--decision", "-1")
+    assert "expected Discrete. Choose ppo" in mistake(
+        "train", "anakin", "--env", "gymnax/Pendulum-v1", "--agent", "muzero", "--run", tmp_path / "other"
+    )
 
 
 def test_atari_chooses_a_network_for_pictures(podracer):

@@ -281,13 +281,17 @@ def test_a_stall_ends_the_process_with_every_stack(tmp_path):
     assert "Queues: actor-0 0 of 2, actor-1 0 of 2." in err
 
 
-def test_ctrl_c_during_a_stall_ends_the_process_too(tmp_path):
+def test_a_second_ctrl_c_during_a_stall_ends_the_process_at_once(tmp_path):
     process = script(1000, tmp_path / "run")
     until = time.monotonic() + 100
     while not (tmp_path / "run" / "metrics.jsonl").exists() and time.monotonic() < until:
         time.sleep(0.1)
     time.sleep(3)
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=60)
-    assert process.returncode not in (0, None) and "do not end; leaving without them" in err
+    time.sleep(6)
+    assert process.poll() is None  # it might still end by itself
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate(timeout=10)
+    assert process.returncode == 130 and "do not end; leaving without them" in err
+    assert "stopping; waiting for actor-" in err and "Ctrl-C again leaves at once" in err and "Traceback" not in err
     assert Checkpoints(tmp_path / "run" / "checkpoints").steps()  # what was learned is kept all the same
