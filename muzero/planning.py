@@ -112,10 +112,16 @@ def temperature(config: Config | AlphaZeroConfig, updates: Array) -> Array:
     return jnp.where(done < 0.5, start, jnp.where(done < 0.75, jnp.sqrt(start * end), end))
 
 
-def gumbel_search(config: GumbelConfig | AlphaZeroConfig, model: Model = LEARNT) -> Search:
-    """Sequential halving with Gumbel noise (Danihelka et al. 2022, sections 3 and 4)."""
+def gumbel_search(
+    config: GumbelConfig | AlphaZeroConfig, model: Model = LEARNT, qtransform: Callable | None = None
+) -> Search:
+    """Sequential halving with Gumbel noise (Danihelka et al. 2022, sections 3 and 4).
+
+    `qtransform` takes the place of the default, which stretches the Q-values of each node to [0, 1].
+    """
     policy = library(config.search).gumbel_muzero_policy
-    mode = {"mode": "rounds"} if config.search == "rounds" else {}
+    more = {"mode": "rounds"} if config.search == "rounds" else {}
+    more |= {} if qtransform is None else {"qtransform": qtransform}
 
     def search(planner, weights, observation, legal, key, acting):
         output = policy(
@@ -127,7 +133,7 @@ def gumbel_search(config: GumbelConfig | AlphaZeroConfig, model: Model = LEARNT)
             invalid_actions=None if legal is None else ~legal,
             max_num_considered_actions=config.max_considered_actions,
             gumbel_scale=0.0 if acting is None else config.gumbel_scale,
-            **mode,
+            **more,
         )
         return _plan(output)
 

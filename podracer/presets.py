@@ -95,6 +95,23 @@ PRESETS: dict[str, Preset] = {
         settings={"total_steps": 300_000, "batch_per_core": 16, "unroll_length": 32},
         result="train anakin --env catch --agent gumbel-muzero; 2 CPU cores, 25 s: return 1.00 over 640 episodes",
     ),
+    "tic-tac-toe-alphazero": Preset(
+        "pgx/tic_tac_toe",
+        "alphazero",
+        config={
+            "num_simulations": 24,
+            "learning_rate": 2e-3,
+            "anneal_steps": 800_000,
+            "replay_ratio": 2.0,
+            "replay_steps": 65_536,
+            "min_replay": 4_096,
+            "sequence_length": 32,
+        },
+        network="muzero",
+        network_config={"depth": 2, "kind": "mlp"},
+        settings={"total_steps": 800_000, "batch_per_core": 64, "unroll_length": 32},
+        result="",
+    ),
     "memory-chain-ppo": Preset(
         "memory-chain",
         "ppo",
