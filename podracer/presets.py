@@ -110,7 +110,8 @@ PRESETS: dict[str, Preset] = {
         network="muzero",
         network_config={"depth": 2, "kind": "mlp"},
         settings={"total_steps": 800_000, "batch_per_core": 64, "unroll_length": 32},
-        result="",
+        result="train anakin --preset tic-tac-toe-alphazero --cores 1; 2 shared CPU cores, 2 minutes: 100 draws in 100 "
+        "games against minimax",
     ),
     "memory-chain-ppo": Preset(
         "memory-chain",

@@ -11,8 +11,16 @@ from muzero import arena, players
 from muzero.arena import Match
 from podracer import envs
 from podracer.errors import UserError
+from tests.contracts.agents import fast_jit
 
 pytestmark = pytest.mark.loose_rank  # pgx and mctx broadcast arrays of different rank
+
+
+@pytest.fixture(autouse=True)
+def quickly_compiled(monkeypatch):
+    """Matches here are short: compiling is what takes time."""
+    monkeypatch.setattr(arena.jax, "jit", fast_jit)
+
 
 GAME = arena.board_game(envs.make("pgx/tic_tac_toe"))
 
@@ -51,9 +59,8 @@ def test_the_solution_of_tic_tac_toe():
     value, best = players.tic_tac_toe()
     assert value[0] == 0 and best[0].all()
     assert (best.any(-1)).sum() == 4520 and np.abs(value).max() == 1
-    for opponent in (players.random_player(), players.mcts(GAME.spec, 24)):
-        result = arena.match(GAME, players.minimax(), opponent, 60)
-        assert min(result.first.min(), result.second.min()) == 0 and result.score > 0.55
+    result = arena.match(GAME, players.minimax(), players.random_player(), 60)
+    assert min(result.first.min(), result.second.min()) == 0 and result.score > 0.8
 
 
 def test_random_games_are_worth_what_they_bring():
@@ -78,9 +85,10 @@ def test_ratings_are_those_of_bradley_and_terry():
 
 
 def test_a_tournament_counts_every_pair():
-    points, ratings = arena.tournament(GAME, [FIRST_CELL, players.minimax(), players.random_player()], 20)
+    names = [FIRST_CELL, FIRST_CELL._replace(name="again"), LAST_CELL]
+    points, ratings = arena.tournament(GAME, names, 20)
     np.testing.assert_array_equal(points + points.T, 20 * (1 - np.eye(3)))
-    assert np.argmax(ratings) == 1
+    assert ratings[0] == pytest.approx(ratings[1], abs=1)  # they are the same player
 
 
 def test_the_table_says_what_was_counted():
