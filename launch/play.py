@@ -126,7 +126,8 @@ def _game(env: Any, agent: Any, params: Any, options: PlayOptions, read: Callabl
     from podracer.envs.host import host_time_step
 
     player = trained(agent.name, agent, params)
-    board = Board(*env.spec.observation["observation"].shape[:2], env.spec.action.num_values)
+    height, width = env.spec.observation["observation"].shape[:2]
+    board = Board(height, width, env.spec.action.num_values)
     act, step, reset = (jax.jit(function) for function in (player.act, env.step, env.reset))
     state, seen = reset(jax.random.key(options.seed))
     memory, humans_turn, moves = player.initial(1), options.first == "human", 0
