@@ -10,6 +10,7 @@ once. What lies hidden in the state (a deck already shuffled) is seen, though: A
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -54,14 +55,28 @@ def alphazero(spec: Spec, config: AlphaZeroConfig = AlphaZeroConfig(), network: 
             f"alphazero plans with the environment itself, but the spec of {spec.name} has no model. Make the "
             "environment envs.with_state(env), and the agent for its spec."
         )
-    make = planning.gumbel_search if config.rule == "gumbel" else planning.muzero_search
-    search = make(config, environment_model(spec))
+    model = environment_model(spec)
+    if config.rule == "gumbel":
+        search = planning.gumbel_search(config, model, _by_known_range(config) if spec.alternating else None)
+    else:
+        search = planning.muzero_search(config, model)
 
     def think(planner: Planner, params: Params, observation: Any, key: Array, acting: Any) -> Plan:
         return search(planner, params, observation, action_mask(observation), key, acting)
 
     rebuild = lambda config: alphazero(spec, config, network)
     return assemble("alphazero", spec, config, network, search, think, rebuild)
+
+
+def _by_known_range(config: AlphaZeroConfig) -> Callable:
+    """Q-values on a scale that is the same at all nodes, from -value_limit to value_limit.
+
+    Stretched to the range of the node, as usual, moves that are as good as one another would be told apart by the
+    noise of their values. Policies then become certain of one of them, and self-play forgets the others.
+    """
+    qtransform = planning.library(config.search).qtransform_completed_by_mix_value
+    scale = config.value_scale / (2 * config.value_limit)
+    return functools.partial(qtransform, value_scale=scale, rescale_values=False)
 
 
 def environment_model(spec: Spec) -> Model:

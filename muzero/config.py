@@ -209,6 +209,8 @@ class AlphaZeroConfig(Gumbel, Puct, SearchConfig):
     """Gumbel's search, which improves the policy with any number of simulations, or PUCT as in the paper."""
     search: Literal["fast", "rounds", "mctx"] = "fast"  # type: ignore[assignment]
     """Our search, ours with whole rounds of simulations at once (with gumbel), or DeepMind's."""
+    value_scale: float = 0.2
+    """With gumbel in games by turns: the weight of values against the policy."""
     num_simulations: int = 32
     """Steps of the environment, and calls of the network, per decision."""
     discount: float = 1.0
@@ -224,6 +226,7 @@ class AlphaZeroConfig(Gumbel, Puct, SearchConfig):
 
     def __post_init__(self):
         super().__post_init__()
+        check_number("value_scale", self.value_scale, minimum=0, exclusive=True)
         _check_rounds(self)
 
 

@@ -91,9 +91,14 @@ def muzero_search(config: Config | AlphaZeroConfig, model: Model = LEARNT) -> Se
     return _over_all(_puct(config), model)
 
 
-def gumbel_search(config: GumbelConfig | AlphaZeroConfig, model: Model = LEARNT) -> Search:
-    """Sequential halving with Gumbel noise (Danihelka et al. 2022, sections 3 and 4)."""
-    return _over_all(_gumbel(config), model)
+def gumbel_search(
+    config: GumbelConfig | AlphaZeroConfig, model: Model = LEARNT, qtransform: Callable | None = None
+) -> Search:
+    """Sequential halving with Gumbel noise (Danihelka et al. 2022, sections 3 and 4).
+
+    `qtransform` takes the place of the default, which stretches the Q-values of each node to [0, 1].
+    """
+    return _over_all(_gumbel(config, qtransform), model)
 
 
 def sampled_search(config: SampledConfig, sampler: Sampler) -> Search:
@@ -190,9 +195,10 @@ def temperature(config: Config | AlphaZeroConfig | SampledConfig, updates: Array
     return jnp.where(done < 0.5, start, jnp.where(done < 0.75, jnp.sqrt(start * end), end))
 
 
-def _gumbel(config: GumbelConfig | AlphaZeroConfig | SampledConfig) -> TreeSearch:
+def _gumbel(config: GumbelConfig | AlphaZeroConfig | SampledConfig, qtransform: Callable | None = None) -> TreeSearch:
     policy = library(config.search).gumbel_muzero_policy
-    mode = {"mode": "rounds"} if config.search == "rounds" else {}
+    more = {"mode": "rounds"} if config.search == "rounds" else {}
+    more |= {} if qtransform is None else {"qtransform": qtransform}
 
     def search(weights, key, root, recurrent, legal, acting):
         output = policy(
@@ -204,7 +210,7 @@ def _gumbel(config: GumbelConfig | AlphaZeroConfig | SampledConfig) -> TreeSearc
             invalid_actions=None if legal is None else ~legal,
             max_num_considered_actions=config.max_considered_actions,
             gumbel_scale=0.0 if acting is None else config.gumbel_scale,
-            **mode,
+            **more,
         )
         return _plan(output)
 

@@ -160,6 +160,24 @@ PRESETS: dict[str, Preset] = {
             "score 2,447 over 640 games; muzero with the same settings: 1,437"
         ),
     ),
+    "tic-tac-toe-alphazero": Preset(
+        "pgx/tic_tac_toe",
+        "alphazero",
+        config={
+            "num_simulations": 24,
+            "learning_rate": 2e-3,
+            "anneal_steps": 800_000,
+            "replay_ratio": 2.0,
+            "replay_steps": 65_536,
+            "min_replay": 4_096,
+            "sequence_length": 32,
+        },
+        network="muzero",
+        network_config={"depth": 2, "kind": "mlp"},
+        settings={"total_steps": 800_000, "batch_per_core": 64, "unroll_length": 32},
+        result="train anakin --preset tic-tac-toe-alphazero --cores 1; 2 shared CPU cores, 2 minutes: 100 draws in 100 "
+        "games against minimax",
+    ),
     "memory-chain-ppo": Preset(
         "memory-chain",
         "ppo",

@@ -63,9 +63,23 @@ class WithState:
 
     def state_of(self, observation: Any) -> Any:
         """The state [...] that an observation of one environment carries."""
-        shapes, structure = jax.tree.flatten(jax.eval_shape(self.env.reset, jax.random.key(0))[0])
-        leaves = [_typed(leaf, like) for leaf, like in zip(observation[specs.STATE], shapes, strict=True)]
-        return jax.tree.unflatten(structure, leaves)
+        structure, kinds = self._structure
+        return jax.tree.unflatten(
+            structure, [_typed(*each) for each in zip(observation[specs.STATE], kinds, strict=True)]
+        )
+
+    @functools.cached_property
+    def _structure(self) -> tuple[Any, list]:
+        """How states are built, and of each leaf that is a typed key which generator's it is."""
+        found = []
+
+        def look(key):
+            leaves, structure = jax.tree.flatten(self.env.reset(key)[0])
+            found.extend((structure, [jax.random.key_impl(leaf) if _is_key(leaf) else None for leaf in leaves]))
+            return ()
+
+        jax.eval_shape(look, jax.random.key(0))
+        return found[0], found[1]
 
     def render(self, state):
         return self.env.render(state)
@@ -98,8 +112,8 @@ def _leaves(state: Any) -> tuple:
     return tuple(jax.random.key_data(leaf) if _is_key(leaf) else leaf for leaf in jax.tree.leaves(state))
 
 
-def _typed(leaf: Any, like: Any) -> Any:
-    return jax.random.wrap_key_data(leaf, impl=jax.random.key_impl(like)) if _is_key(like) else leaf
+def _typed(leaf: Any, generator: Any) -> Any:
+    return leaf if generator is None else jax.random.wrap_key_data(leaf, impl=generator)
 
 
 def _is_key(leaf: Any) -> bool:
