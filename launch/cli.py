@@ -17,6 +17,7 @@ Reinforcement learning at the speed of the accelerator.
   eval RUN       measure a trained agent
   resume RUN     go on with a run from its newest checkpoint
   render RUN     draw a trained agent playing, as GIF or MP4
+  play GAME RUN  play a board game against a trained agent
   plot RUN...    learning curves of several runs or seeds in one picture
   bench sebulba  measure throughput against batch size, as a picture and CSV
   envs           list the environments
@@ -25,7 +26,7 @@ Reinforcement learning at the speed of the accelerator.
 
 `podracer COMMAND --help` lists the options of each. A run directory (RUN) is what `train` writes."""
 
-COMMANDS = ("train", "eval", "resume", "render", "plot", "bench", "envs", "agents", "demo")
+COMMANDS = ("train", "eval", "resume", "render", "play", "plot", "bench", "envs", "agents", "demo")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

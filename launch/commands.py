@@ -5,12 +5,13 @@ from __future__ import annotations
 import sys
 
 import muzero  # noqa: F401  # its agents and network get their names
+from launch.play import play
 from launch.trained import evaluate, plot, render
 from launch.training import resume, train
 from podracer import config, envs
 from podracer.errors import UserError
 
-__all__ = ["bench", "demo", "evaluate", "list_agents", "list_envs", "plot", "render", "resume", "train"]
+__all__ = ["bench", "demo", "evaluate", "list_agents", "list_envs", "play", "plot", "render", "resume", "train"]
 
 
 def list_envs(arguments: list[str]) -> None:

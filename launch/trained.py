@@ -31,6 +31,13 @@ class EvalOptions:
     """Which run, where many were trained in one program; None: all of them."""
     json: bool = False
     """Print one JSON object instead of words."""
+    against: str | None = None
+    """Play a board game against: random, mcts:SIMULATIONS, minimax (tic-tac-toe), another RUN, or earlier: all
+    checkpoints of this run are rated by games among them."""
+    games: int = 100
+    """With --against: games per opponent, the agent moving first in half of them."""
+    simulations: int | None = None
+    """With --against: simulations per move of the agent's search; None: as it was trained."""
     platform: Platform | None = None
     """cpu, gpu or tpu; None takes what is there."""
 
@@ -45,7 +52,10 @@ def evaluate(arguments: list[str]) -> None:
     check_number("--episodes", options.episodes, minimum=1)
     check_number("--max-steps", options.max_steps, minimum=1)
     check_number("--seed", options.seed, minimum=0, maximum=2**32 - 1)
-    agent, env, params, members, steps = _load(directory, options.params, options.member, options.platform)
+    if options.against is not None:
+        _against(directory, options)
+        return
+    agent, env, params, members, steps = load(directory, options.params, options.member, options.platform)
     many = members is not None
     recipe, settings = config.read_recipe(directory), config.read(directory)["settings"]
     episodes = options.episodes or (20 if envs.is_host(env) else 128)
@@ -66,6 +76,16 @@ def evaluate(arguments: list[str]) -> None:
             f"(min {row['return_min']:.2f}, max {row['return_max']:.2f}), "
             f"length {row['length_mean']:.1f}, {row['episodes']} episodes{cut}"
         )
+
+
+def _against(directory: pathlib.Path, options: EvalOptions) -> None:
+    from launch.matches import against
+
+    def one_run(directory):
+        agent, env, params, _, steps = load(directory, options.params, options.member or 0, options.platform)
+        return agent, env, params, steps
+
+    against(directory, options, one_run)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +128,7 @@ def render(arguments: list[str]) -> None:
     check_number("--episodes", options.episodes, minimum=1)
     check_number("--max-steps", options.max_steps, minimum=1)
     check_number("--frames-per-s", options.frames_per_s, minimum=0, exclusive=True)
-    agent, env, params, _, _ = _load(directory, options.params, options.member or 0, options.platform)
+    agent, env, params, _, _ = load(directory, options.params, options.member or 0, options.platform)
     recipe = config.read_recipe(directory)
     frames = with_blame(
         [recipe.env], lambda: pictures.play(agent, env, params, options.episodes, options.max_steps, options.seed)
@@ -129,7 +149,7 @@ def _render_tree(directory: pathlib.Path, options: RenderOptions) -> None:
     out = pathlib.Path(options.out) if options.out else directory / "tree.png"
     plot.check_out(out)
     check_number("--decision", options.decision, minimum=0)
-    agent, env, params, _, _ = _load(directory, options.params, options.member or 0, options.platform)
+    agent, env, params, _, _ = load(directory, options.params, options.member or 0, options.platform)
     recipe = config.read_recipe(directory)
     if agent.search is None:
         raise UserError(f"{agent.name} does not plan: there is no tree to draw. Leave --tree out.")
@@ -168,7 +188,7 @@ def plot(arguments: list[str]) -> None:
     print(curves.plot(directories, pathlib.Path(options.out), options.metric, options.x, options.title))
 
 
-def _load(
+def load(
     directory: pathlib.Path, which: str, member: int | None, platform: str | None
 ) -> tuple[Any, Any, Any, int | None, Any]:
     """`(agent, env, params, members, steps)` of a run directory; members is None where the params are of one run.

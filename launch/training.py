@@ -199,7 +199,7 @@ def build(
 
     name = references[0]
     try:
-        env = envs.make(name, **options)
+        env = config.environment_for(maker, envs.make(name, **options))
         if architecture == "anakin" or not envs.is_host(env):
             jax.eval_shape(envs.jittable(env).reset, jax.random.key(0))
         agent = config.make_agent(env.spec, maker, agent_config, network)

@@ -1,10 +1,30 @@
-"""MuZero: agents that search, with a model that they learn. They run on every architecture."""
+"""Agents that search, with a model that they learn or with the environment itself. They run on every architecture."""
 
-from muzero.agent import gumbel_muzero, muzero
-from muzero.config import Config, GumbelConfig
+from muzero.agent import gumbel_muzero, muzero, sampled_muzero, stochastic_muzero
+from muzero.alphazero import alphazero
+from muzero.config import AlphaZeroConfig, Config, GumbelConfig, SampledConfig, StochasticConfig
 from muzero.model import network
 from podracer import config as _config
 
-__all__ = ["Config", "GumbelConfig", "gumbel_muzero", "muzero", "network"]
+__all__ = [
+    "AlphaZeroConfig",
+    "Config",
+    "GumbelConfig",
+    "SampledConfig",
+    "StochasticConfig",
+    "alphazero",
+    "gumbel_muzero",
+    "muzero",
+    "network",
+    "sampled_muzero",
+    "stochastic_muzero",
+]
 
-_config.register({"muzero": muzero, "gumbel-muzero": gumbel_muzero}, {"muzero": network()})
+_AGENTS = {
+    "alphazero": alphazero,
+    "muzero": muzero,
+    "gumbel-muzero": gumbel_muzero,
+    "sampled-muzero": sampled_muzero,
+    "stochastic-muzero": stochastic_muzero,
+}
+_config.register(_AGENTS, {"muzero": network()})

@@ -1,4 +1,5 @@
-"""MuZero: plans with a model that it learns (Schrittwieser et al. 2020), with PUCT or Gumbel's search (Danihelka 2022).
+"""MuZero: plans with a model that it learns (Schrittwieser et al. 2020), with PUCT or Gumbel's search (Danihelka 2022),
+over all actions or over a sample of them (Hubert et al. 2021), with chance in the model (Antonoglou et al. 2022).
 
 Acting searches from each observation and notes what the search found. Learning stores the trajectory, and then takes as
 many gradient steps on what the memory holds as the replay ratio allows: how much is acted at a time and how much is
@@ -7,6 +8,7 @@ learnt from at a time are two things.
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -15,18 +17,20 @@ import jax.numpy as jnp
 
 from muzero import limiter, planning, sequences
 from muzero.checks import check_actions, check_model
-from muzero.config import Config, GumbelConfig, PlannerConfig
+from muzero.config import Config, GumbelConfig, SampledConfig, SearchConfig, StochasticConfig
 from muzero.learner import Fixed, GradientSteps, Progress
 from muzero.model import Heads
 from muzero.model import network as default_network
-from muzero.planning import Planner, Search
+from muzero.planning import Plan, Planner, Search
 from muzero.replay import Memory, Replay, check_fits
+from muzero.sampling import Sampler
 from muzero.support import Support
 from podracer import learning, mesh, normalise
 from podracer.agents.common import check_network, make_optimizer, normalised
 from podracer.errors import UserError, check_divides
 from podracer.networks.functional import functional
-from podracer.specs import Spec, action_mask, features
+from podracer.networks.policies import policy
+from podracer.specs import Spec, action_mask, features, without_state
 from podracer.types import ActorOutput, Agent, Array, LearnerState, TimeStep, Trajectory
 
 
@@ -50,7 +54,7 @@ class Slow(NamedTuple):
 class Notes(NamedTuple):
     """What an actor notes of each decision."""
 
-    policy: Array  # [B, A] what the search wants
+    policy: Any  # what the search wants: [B, A], or sampling.Sampled [B, ...]
     value: Array  # [B] of the root
     visit_entropy: Array  # [B] nats
 
@@ -62,7 +66,8 @@ def muzero(spec: Spec, config: Config = Config(), network: Callable = default_ne
       UserError: the actions are not discrete, or the network does not fit.
     """
     search = planning.muzero_search(config)
-    return _agent("muzero", spec, config, network, search, lambda config: muzero(spec, config, network))
+    rebuild = lambda config: muzero(spec, config, network)
+    return assemble("muzero", spec, config, network, search, learnt_plan(search), rebuild)
 
 
 def gumbel_muzero(spec: Spec, config: GumbelConfig = GumbelConfig(), network: Callable = default_network()) -> Agent:
@@ -72,30 +77,93 @@ def gumbel_muzero(spec: Spec, config: GumbelConfig = GumbelConfig(), network: Ca
       UserError: the actions are not discrete, or the network does not fit.
     """
     search = planning.gumbel_search(config)
-    return _agent("gumbel-muzero", spec, config, network, search, lambda config: gumbel_muzero(spec, config, network))
+    rebuild = lambda config: gumbel_muzero(spec, config, network)
+    return assemble("gumbel-muzero", spec, config, network, search, learnt_plan(search), rebuild)
 
 
-def _agent(
-    name: str, spec: Spec, config: PlannerConfig, recipe: Callable, search: Search, rebuild: Callable[[Any], Agent]
+def sampled_muzero(spec: Spec, config: SampledConfig = SampledConfig(), network: Callable = default_network()) -> Agent:
+    """Sampled MuZero, for actions of any kind: searches over a sample of them. Arguments as for `muzero`.
+
+    Raises:
+      UserError: the network does not fit.
+    """
+    sampler = Sampler(spec.action, config.num_samples)
+    search = planning.sampled_search(config, sampler)
+    rebuild = lambda config: sampled_muzero(spec, config, network)
+    return assemble("sampled-muzero", spec, config, network, search, learnt_plan(search), rebuild, sampler.edges)
+
+
+def stochastic_muzero(
+    spec: Spec, config: StochasticConfig = StochasticConfig(), network: Callable = default_network()
 ) -> Agent:
-    num_actions = check_actions(name, spec)
+    """Stochastic MuZero: its model says what chance may do after an action. Arguments as for `muzero`.
+
+    Raises:
+      UserError: the actions are not discrete, or the network does not fit.
+    """
+    search = planning.stochastic_search(config)
+    rebuild = lambda config: stochastic_muzero(spec, config, network)
+    return assemble("stochastic-muzero", spec, config, network, search, learnt_plan(search), rebuild)
+
+
+# `(planner, params, observation [B], key, acting) -> Plan`; `acting` as in `planning.Search`.
+Think = Callable[[Planner, Params, Any, Array, Any], Plan]
+
+
+def learnt_plan(search: Search) -> Think:
+    """How agents with a learnt model plan: they see the features, normalised, and the mask."""
+
+    def think(planner, params, observation, key, acting):
+        seen = normalised(params.observation, observation)
+        return search(planner, params.weights, features(seen), action_mask(seen), key, acting)
+
+    return think
+
+
+def assemble(
+    name: str,
+    spec: Spec,
+    config: SearchConfig,
+    recipe: Callable,
+    search: Search,
+    think: Think,
+    rebuild: Callable[[Any], Agent],
+    samples: int | None = None,
+) -> Agent:
+    """An `Agent` that searches, notes what it found, and learns from replay.
+
+    Args:
+      name: what is printed.
+      spec: the environment's.
+      config: the agent's settings.
+      recipe: the network's, `(spec, heads, rngs) -> module`.
+      search: plans again for what the memory holds (`reanalysed`).
+      think: plans while acting.
+      rebuild: `(config) -> Agent`.
+      samples: how many actions nodes sample; None: they have all of them, which must be discrete.
+
+    Raises:
+      UserError: the actions are not discrete, or the network does not fit.
+    """
+    num_actions = check_actions(name, spec) if samples is None else samples
     expected = "(spec, heads, rngs) -> module with represent, step, predict and project, as --network muzero"
     check_network(name, recipe, expected, None, None, None)
-    heads = Heads(config.value_bins, config.reward_bins, config.self_consistency)
+    heads = Heads(config.value_bins, config.reward_bins, config.self_consistency, config.num_outcomes)
     network = functional(lambda rngs: recipe(spec, heads, rngs))
-    check_model(name, spec, heads, num_actions, network)
+    check_model(name, spec, heads, network)
     discount = -config.discount if spec.alternating else config.discount
     value, reward = Support(config.value_limit, heads.value_bins), Support(config.reward_limit, heads.reward_bins)
-    planner = Planner(network, value, reward, discount)
+    planner = Planner(network, value, reward, discount, policy(spec.action), config.num_outcomes)
     capacity = config.replay_steps // config.sequence_length
     replay = Replay(
-        spec,
+        dataclasses.replace(spec, observation=without_state(spec.observation)),
         num_actions,
         capacity,
         config.sequence_length,
         config.unroll_steps,
         config.frame_stack,
         config.sampling == "prioritised",
+        samples is not None,
     )
     rule = make_optimizer(config)
     steps = GradientSteps(config, planner, search, replay, rule)
@@ -115,19 +183,15 @@ def _agent(
         metrics = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes)
         return LearnerState(params, opt_state, Slow(target, limiter.initial(), zero, metrics), progress.memory)
 
-    def plan(params, timestep, key, acting):
-        seen = normalised(params.observation, timestep.observation)
-        return search(planner, params.weights, features(seen), action_mask(seen), key, acting)
-
     def actor_step(params: Params, state, timestep: TimeStep, key):
-        found = plan(params, timestep, key, params.updates)
+        found = think(planner, params, timestep.observation, key, params.updates)
         return ActorOutput(found.action, Notes(found.policy, found.value, found.visit_entropy)), state
 
     def greedy_step(params: Params, state, timestep: TimeStep, key):
-        return ActorOutput(plan(params, timestep, key, None).action), state
+        return ActorOutput(think(planner, params, timestep.observation, key, None).action), state
 
     def shown_step(params: Params, state, timestep: TimeStep, key):
-        found = plan(params, timestep, key, None)
+        found = think(planner, params, timestep.observation, key, None)
         return ActorOutput(found.action), found.tree
 
     return Agent(
@@ -148,7 +212,7 @@ def _agent(
 
 
 def _learner_step(
-    config: PlannerConfig,
+    config: SearchConfig,
     steps: GradientSteps,
     state: LearnerState,
     trajectory: Trajectory,
@@ -196,6 +260,8 @@ def _learner_step(
 def _store(replay: Replay, memory: Memory, trajectory: Trajectory, axis_name: str | None) -> tuple[Memory, Any, Any]:
     """The memory with a trajectory in it, whether any of its numbers was none, and metrics of acting."""
     notes: Notes = trajectory.actor_output.extras
+    seen = without_state(trajectory.timestep.observation)
+    trajectory = trajectory._replace(timestep=trajectory.timestep._replace(observation=seen))
     pieces = sequences.cut(trajectory, notes.policy, notes.value, replay.length)
     pieces, whole = sequences.harmless(pieces)
     pieces = pieces._replace(observation=jax.vmap(replay.packing.pack)(pieces.observation))
@@ -207,7 +273,7 @@ def _store(replay: Replay, memory: Memory, trajectory: Trajectory, axis_name: st
     return replay.insert(memory, pieces), broken, metrics
 
 
-def _min_replay(config: PlannerConfig, replay: Replay, cores: int) -> int:
+def _min_replay(config: SearchConfig, replay: Replay, cores: int) -> int:
     """Decisions before the first gradient step.
 
     Raises:

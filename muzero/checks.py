@@ -8,8 +8,10 @@ import jax
 import jax.numpy as jnp
 
 from muzero.model import Heads
+from muzero.sampling import blank_action
 from podracer.errors import UserError
 from podracer.networks.functional import Functional
+from podracer.networks.policies import policy
 from podracer.specs import Discrete, Spec, features
 
 
@@ -22,12 +24,12 @@ def check_actions(name: str, spec: Spec) -> int:
     if not isinstance(spec.action, Discrete):
         raise UserError(
             f"{name} cannot drive {spec.name}: its actions are {type(spec.action).__name__}; expected Discrete. "
-            "Choose ppo, a2c or impala."
+            "Choose ppo, a2c, impala or sampled-muzero."
         )
     return spec.action.num_values
 
 
-def check_model(name: str, spec: Spec, heads: Heads, num_actions: int, network: Functional) -> None:
+def check_model(name: str, spec: Spec, heads: Heads, network: Functional) -> None:
     """Refuse a network whose outputs have the wrong shapes, naming the output.
 
     Raises:
@@ -36,16 +38,21 @@ def check_model(name: str, spec: Spec, heads: Heads, num_actions: int, network: 
     size = 2
     observation = jax.tree.map(lambda leaf: jnp.zeros((size, *leaf.shape), leaf.dtype), features(spec.observation))
 
+    action = jnp.broadcast_to(blank_action(spec.action), (size, *blank_action(spec.action).shape))
+
     def run(module):
         latent = module.represent(observation)
-        following, reward = module.step(latent, jnp.zeros(size, jnp.int32))
-        return latent, following, reward, module.predict(latent)
+        stepped = module.step(latent, action) if heads.reward_bins and not heads.outcomes else None
+        return latent, stepped, module.predict(latent)
 
-    latent, following, reward, seen = jax.eval_shape(lambda key: network.apply(network.init(key), run), _key())
-    wanted = {
-        "the latent after a step": (following.shape, latent.shape),
-        "the reward after a step": (reward.shape, (size, heads.reward_bins)),
-        "the policy": (seen.policy.shape, (size, num_actions)),
+    latent, stepped, seen = jax.eval_shape(lambda key: network.apply(network.init(key), run), _key())
+    wanted = {}
+    if stepped is not None:
+        following, reward = stepped
+        wanted["the latent after a step"] = following.shape, latent.shape
+        wanted["the reward after a step"] = reward.shape, (size, heads.reward_bins)
+    wanted |= {
+        "the policy": (seen.policy.shape, (size, policy(spec.action).num_numbers)),
         "the value": (seen.value.shape, (size, heads.value_bins)),
     }
     for what, (got, expected) in wanted.items():

@@ -1,4 +1,4 @@
-"""Settings of MuZero and Gumbel MuZero."""
+"""Settings of agents that search: what all have, what those have that learn a model, and of each search."""
 
 from __future__ import annotations
 
@@ -11,8 +11,21 @@ from podracer.errors import UserError, check_number, unknown
 
 
 @dataclasses.dataclass(frozen=True)
-class PlannerConfig(LearningConfig):
-    """What both have."""
+class SearchConfig(LearningConfig):
+    """What all have: a search, and a memory to learn from. Without a model to learn, nothing is unrolled."""
+
+    # What only agents with a learnt model have settings for.
+    unroll_steps = 0
+    reward_bins = 0
+    reward_limit = 1.0
+    reward_cost = 0.0
+    self_consistency = False
+    consistency_cost = 0.0
+    reanalysed = 0
+    # And what only those have whose model has chance in it.
+    num_outcomes = 0
+    outcome_cost = 0.0
+    commitment_cost = 0.0
 
     learning_rate: float = 1e-3
     """Step size of the optimizer."""
@@ -24,8 +37,6 @@ class PlannerConfig(LearningConfig):
     """Calls of the model per decision. Gumbel MuZero learns with as few as there are actions, MuZero wants 50."""
     search: Literal["fast", "mctx"] = "fast"
     """Our search, or DeepMind's."""
-    unroll_steps: int = 5
-    """K: steps that the model is unrolled in training."""
     td_steps: int = 5
     """n: rewards added up before a value takes over."""
     td_lambda: float = 1.0
@@ -36,18 +47,10 @@ class PlannerConfig(LearningConfig):
     """Largest value that the value head can express; larger targets are clipped, and counted."""
     value_bins: int = 101
     """Bins of the value head."""
-    reward_limit: float = 100.0
-    """Largest reward that the reward head can express."""
-    reward_bins: int = 51
-    """Bins of the reward head."""
     value_cost: float = 0.25
     """Weight of the value loss."""
-    reward_cost: float = 1.0
-    """Weight of the reward loss."""
-    self_consistency: bool = False
-    """Pull the unrolled latents towards those of the observations that came (EfficientZero)."""
-    consistency_cost: float = 2.0
-    """Weight of that loss."""
+    entropy_cost: float = 0.0
+    """Weight of a bonus for the entropy of the policy, which keeps it from settling early."""
     batch_size: int = 256
     """Starts of unrolls per gradient step, over all cores."""
     replay_ratio: float = 1.0
@@ -72,40 +75,34 @@ class PlannerConfig(LearningConfig):
     """With ema: what the target network keeps of itself per gradient step."""
     target_period: int = 200
     """With copy: gradient steps between two copies."""
-    reanalysed: int = 0
-    """Of the batch_size starts, how many get policies and root values from a new search with the target network."""
 
     def __post_init__(self):
         super().__post_init__()
-        counts = ("num_simulations", "unroll_steps", "td_steps", "batch_size", "replay_steps", "min_replay")
-        counts += ("sequence_length", "frame_stack", "target_period")
-        for name in counts:
+        counts = ("num_simulations", "td_steps", "batch_size", "replay_steps", "min_replay")
+        for name in (*counts, "sequence_length", "frame_stack", "target_period"):
             check_number(name, getattr(self, name), minimum=1, whole=True)
-        for name in ("value_bins", "reward_bins"):
-            check_number(name, getattr(self, name), minimum=3, whole=True)
-            if getattr(self, name) % 2 == 0:
-                raise UserError(f"{name} is {getattr(self, name)}; expected an odd number, so that 0 is a bin.")
-        for name in ("value_limit", "reward_limit", "replay_ratio"):
-            check_number(name, getattr(self, name), minimum=0, exclusive=True)
-        for name in ("value_cost", "reward_cost", "consistency_cost"):
+        self._check_head("value")
+        check_number("replay_ratio", self.replay_ratio, minimum=0, exclusive=True)
+        for name in ("value_cost", "entropy_cost"):
             check_number(name, getattr(self, name), minimum=0)
         for name in ("td_lambda", "target_decay", "priority_exponent", "importance_exponent"):
             check_number(name, getattr(self, name), minimum=0, maximum=1)
-        check_number("reanalysed", self.reanalysed, minimum=0, maximum=self.batch_size, whole=True)
         for name, kind in typing.get_type_hints(type(self)).items():
             options, value = typing.get_args(kind), getattr(self, name)
             if typing.get_origin(kind) is Literal and value not in options:
                 raise unknown(name, str(value), options, f"Expected {' or '.join(options)}.")
-        if self.sequence_length < self.unroll_steps:
-            raise UserError(
-                f"sequence_length is {self.sequence_length} and unroll_steps {self.unroll_steps}; expected sequences "
-                "at least as long as unrolls. Raise sequence_length or lower unroll_steps."
-            )
         if self.replay_steps < self.sequence_length:
             raise UserError(
                 f"replay_steps is {self.replay_steps}; expected at least one sequence, sequence_length = "
                 f"{self.sequence_length}. Raise replay_steps."
             )
+
+    def _check_head(self, head: str) -> None:
+        bins = getattr(self, f"{head}_bins")
+        check_number(f"{head}_bins", bins, minimum=3, whole=True)
+        if bins % 2 == 0:
+            raise UserError(f"{head}_bins is {bins}; expected an odd number, so that 0 is a bin.")
+        check_number(f"{head}_limit", getattr(self, f"{head}_limit"), minimum=0, exclusive=True)
 
     @property
     def has_target(self) -> bool:
@@ -114,11 +111,42 @@ class PlannerConfig(LearningConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class Config(PlannerConfig):
-    """Settings of MuZero."""
+class PlannerConfig(SearchConfig):
+    """What agents have that learn a model."""
 
-    num_simulations: int = 50
-    """Calls of the model per decision."""
+    unroll_steps: int = 5
+    """K: steps that the model is unrolled in training."""
+    reward_limit: float = 100.0
+    """Largest reward that the reward head can express."""
+    reward_bins: int = 51
+    """Bins of the reward head."""
+    reward_cost: float = 1.0
+    """Weight of the reward loss."""
+    self_consistency: bool = False
+    """Pull the unrolled latents towards those of the observations that came (EfficientZero)."""
+    consistency_cost: float = 2.0
+    """Weight of that loss."""
+    reanalysed: int = 0
+    """Of the batch_size starts, how many get policies and root values from a new search with the target network."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_number("unroll_steps", self.unroll_steps, minimum=1, whole=True)
+        self._check_head("reward")
+        for name in ("reward_cost", "consistency_cost"):
+            check_number(name, getattr(self, name), minimum=0)
+        check_number("reanalysed", self.reanalysed, minimum=0, maximum=self.batch_size, whole=True)
+        if self.sequence_length < self.unroll_steps:
+            raise UserError(
+                f"sequence_length is {self.sequence_length} and unroll_steps {self.unroll_steps}; expected sequences "
+                "at least as long as unrolls. Raise sequence_length or lower unroll_steps."
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Puct:
+    """Settings of a search by PUCT."""
+
     dirichlet_fraction: float = 0.25
     """Share of noise in the root's policy while acting."""
     dirichlet_alpha: float = 0.3
@@ -135,7 +163,7 @@ class Config(PlannerConfig):
     """Learner updates over which the temperature falls, in two steps: at a half and at three quarters of them."""
 
     def __post_init__(self):
-        super().__post_init__()
+        super().__post_init__()  # type: ignore[misc]  # of the config that has these settings
         check_number("dirichlet_fraction", self.dirichlet_fraction, minimum=0, maximum=1)
         for name in ("dirichlet_alpha", "pb_c_init", "pb_c_base", "temperature_start", "temperature_end"):
             check_number(name, getattr(self, name), minimum=0, exclusive=True)
@@ -143,17 +171,105 @@ class Config(PlannerConfig):
 
 
 @dataclasses.dataclass(frozen=True)
-class GumbelConfig(PlannerConfig):
-    """Settings of Gumbel MuZero."""
+class Gumbel:
+    """Settings of a search with Gumbel noise."""
 
-    search: Literal["fast", "rounds", "mctx"] = "fast"  # type: ignore[assignment]  # one more than PUCT has
-    """Our search, ours with whole rounds of simulations at once (fewer, larger calls of the model), or DeepMind's."""
     max_considered_actions: int = 16
     """Actions that the search tries at the root, at most."""
     gumbel_scale: float = 1.0
     """Scale of the noise while acting; 0 always takes the action that looks best."""
 
     def __post_init__(self):
-        super().__post_init__()
+        super().__post_init__()  # type: ignore[misc]  # of the config that has these settings
         check_number("max_considered_actions", self.max_considered_actions, minimum=1, whole=True)
         check_number("gumbel_scale", self.gumbel_scale, minimum=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Config(Puct, PlannerConfig):
+    """Settings of MuZero."""
+
+    num_simulations: int = 50
+    """Calls of the model per decision."""
+
+
+@dataclasses.dataclass(frozen=True)
+class GumbelConfig(Gumbel, PlannerConfig):
+    """Settings of Gumbel MuZero."""
+
+    search: Literal["fast", "rounds", "mctx"] = "fast"  # type: ignore[assignment]  # one more than PUCT has
+    """Our search, ours with whole rounds of simulations at once (fewer, larger calls of the model), or DeepMind's."""
+
+
+@dataclasses.dataclass(frozen=True)
+class AlphaZeroConfig(Gumbel, Puct, SearchConfig):
+    """Settings of AlphaZero."""
+
+    rule: Literal["gumbel", "puct"] = "gumbel"
+    """Gumbel's search, which improves the policy with any number of simulations, or PUCT as in the paper."""
+    search: Literal["fast", "rounds", "mctx"] = "fast"  # type: ignore[assignment]
+    """Our search, ours with whole rounds of simulations at once (with gumbel), or DeepMind's."""
+    value_scale: float = 0.2
+    """With gumbel in games by turns: the weight of values against the policy."""
+    num_simulations: int = 32
+    """Steps of the environment, and calls of the network, per decision."""
+    discount: float = 1.0
+    """Gamma: what a reward one step later is worth."""
+    td_steps: int = 256
+    """n: rewards added up before a value takes over; by default all of the game that a sequence holds."""
+    value_limit: float = 1.0
+    """Largest value that the value head can express; larger targets are clipped, and counted."""
+    value_bins: int = 21
+    """Bins of the value head."""
+    value_cost: float = 1.0
+    """Weight of the value loss."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_number("value_scale", self.value_scale, minimum=0, exclusive=True)
+        _check_rounds(self)
+
+
+@dataclasses.dataclass(frozen=True)
+class StochasticConfig(Config):
+    """Settings of Stochastic MuZero."""
+
+    num_outcomes: int = 32
+    """M: what chance can do after an action, at most."""
+    outcome_cost: float = 1.0
+    """Weight of the loss of the outcomes' probabilities."""
+    commitment_cost: float = 1.0
+    """Weight of the loss that keeps the encoder of outcomes near the codes it chose."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_number("num_outcomes", self.num_outcomes, minimum=1, whole=True)
+        for name in ("outcome_cost", "commitment_cost"):
+            check_number(name, getattr(self, name), minimum=0)
+
+
+@dataclasses.dataclass(frozen=True)
+class SampledConfig(Gumbel, Puct, PlannerConfig):
+    """Settings of Sampled MuZero; those of both searches, of which `rule` takes one."""
+
+    search: Literal["fast", "rounds", "mctx"] = "fast"  # type: ignore[assignment]
+    """Our search, ours with whole rounds of simulations at once (with gumbel), or DeepMind's."""
+    num_simulations: int = 32
+    """Calls of the model per decision."""
+    rule: Literal["gumbel", "puct"] = "gumbel"
+    """How the sampled actions are searched: as Gumbel MuZero does, or as MuZero does."""
+    num_samples: int = 16
+    """K: actions that each node samples. Spaces of no more actions than that are searched whole."""
+    exploration_fraction: float = 0.0
+    """While acting, share of the root's samples that come from the widest policy there is instead of the network's."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        check_number("num_samples", self.num_samples, minimum=1, whole=True)
+        check_number("exploration_fraction", self.exploration_fraction, minimum=0, maximum=0.99)
+        _check_rounds(self)
+
+
+def _check_rounds(config: AlphaZeroConfig | SampledConfig) -> None:
+    if config.rule == "puct" and config.search == "rounds":
+        raise UserError("search is rounds and rule puct; expected fast or mctx. Rounds are of gumbel's search.")

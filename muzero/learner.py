@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from muzero import targets as targets_of
-from muzero.config import PlannerConfig
+from muzero.config import SearchConfig
 from muzero.loss import Costs, loss
 from muzero.planning import Planner, Search, root_of
 from muzero.replay import Memory, Replay, Sample, importance
@@ -41,7 +41,7 @@ class Fixed(NamedTuple):
 class GradientSteps:
     """How to make them."""
 
-    config: PlannerConfig
+    config: SearchConfig
     planner: Planner
     search: Search
     replay: Replay
@@ -77,7 +77,8 @@ class GradientSteps:
             weight = weight * importance(sample, config.importance_exponent, axis_name)
         observation, following = self.unrolled(progress.memory, sample, fixed)
         consistency = config.consistency_cost if config.self_consistency else None
-        costs = Costs(config.value_cost, config.reward_cost, consistency)
+        costs = Costs(config.value_cost, config.reward_cost, consistency, config.entropy_cost)
+        costs = costs._replace(outcome=config.outcome_cost, commitment=config.commitment_cost)
 
         def function(weights):
             return loss(self.planner, weights, observation, following, targets, weight, costs)
@@ -95,11 +96,12 @@ class GradientSteps:
 
     def unrolled(self, memory: Memory, sample: Sample, fixed: Fixed) -> tuple[Any, Any]:
         """Features at the start [B, ...] and, where a loss asks for them, after each step [K, B, ...]."""
-        count = self.config.unroll_steps + 1 if self.config.self_consistency else 1
+        wanted = self.config.self_consistency or self.planner.outcomes > 0
+        count = self.config.unroll_steps + 1 if wanted else 1
         position = sample.start[None] + _steps(count)
         seen = features(self.observe(memory, sample.row, position, fixed))
         first, rest = (jax.tree.map(lambda leaf, part=part: leaf[part], seen) for part in (0, slice(1, None)))
-        return first, rest if self.config.self_consistency else None
+        return first, rest if wanted else None
 
     def window(self, progress: Progress, fixed: Fixed, sample: Sample, key: Array) -> Window:
         """All that the targets of `sample` depend on."""
@@ -131,18 +133,21 @@ class GradientSteps:
         seen, mask = _flat(features(seen)), _flat(action_mask(seen))
         plan = self.search(self.planner, progress.target, seen, mask, key, fixed.updates)
         column = jnp.broadcast_to(jnp.arange(rows)[None], place.shape)
+
         # The time step after the last decision has no place in the window; it is left out.
-        new = window.policy.at[place, column].set(plan.policy.reshape(*place.shape, -1), mode="drop")
-        window = window._replace(policy=new)
+        def put(old, new):
+            return old.at[place, column].set(new.reshape(*place.shape, *new.shape[1:]), mode="drop")
+
+        window = window._replace(policy=jax.tree.map(put, window.policy, plan.policy))
         if root_values:
-            window = window._replace(value=window.value.at[place, column].set(plan.value.reshape(place.shape)))
+            window = window._replace(value=put(window.value, plan.value))
         return window
 
     def targets(self, window: Window, key: Array) -> Targets:
         """Targets of the unrolls of a window."""
-        config, num_actions = self.config, self.replay.num_actions
+        config, actions = self.config, self.planner.actions
         shape = (config.unroll_steps, window.start.shape[0])
-        random_action = jax.random.randint(key, shape, 0, num_actions)
+        random_action = actions.sample(key, jnp.zeros((*shape, actions.num_numbers)))
         found = targets_of.targets(
             window, config.unroll_steps, self.planner.discount, config.td_steps, config.td_lambda, random_action
         )

@@ -7,7 +7,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from muzero import chance as chance_of
+from muzero.chance import Chance, code_of, spread
 from muzero.planning import Planner
+from muzero.sampling import imitation, weights_of
 from muzero.support import cross_entropy
 from muzero.targets import Targets
 from podracer.types import Array, Metrics
@@ -19,15 +22,19 @@ class Costs(NamedTuple):
     value: Array | float
     reward: Array | float
     consistency: Array | float | None = None  # None: no such loss
+    entropy: Array | float = 0.0  # of the bonus for the policy's entropy
+    outcome: Array | float = 0.0  # where chance moves, as the next
+    commitment: Array | float = 0.0
 
 
 class Unroll(NamedTuple):
     """What the model says after k = 0..K steps."""
 
-    policy: Array  # [K + 1, B, A] logits
+    policy: Array  # [K + 1, B, P] numbers of the policy: logits, for discrete actions
     value: Array  # [K + 1, B, value bins] logits
-    reward: Array  # [K, B, reward bins] logits
+    reward: Any  # [K, B, reward bins] logits; () where K is 0
     latent: Array  # [K + 1, B, ...]
+    chance: Chance | None = None  # where chance moves
 
 
 def halved(latent: Array) -> Array:
@@ -43,9 +50,40 @@ def unroll(module: Any, observation: Any, action: Any) -> Unroll:
         return latent, (latent, reward)
 
     first = module.represent(observation)
-    _, (latents, reward) = jax.lax.scan(step, first, action)
-    latents = jnp.concatenate([first[None], latents])
-    # The heads see all steps at once: one large product instead of K + 1 small ones.
+    latents, reward = first[None], ()
+    if jax.tree.leaves(action)[0].shape[0]:
+        _, (following, reward) = jax.lax.scan(step, first, action)
+        latents = jnp.concatenate([latents, following])
+    return _judged(module, latents, reward)
+
+
+def unroll_with_chance(module: Any, observation: Any, following: Any, alive: Array, action: Any) -> Unroll:
+    """The same where chance moves after each action [K, B, ...], as the observations `following` [K, B, ...] show.
+
+    `alive` [K, B]: where the step was taken. Where it was not, as after the end of an episode, what is observed belongs
+    to another episode: as good as any outcome, but the encoder learns nothing of it.
+    """
+    observed = jax.tree.map(lambda now, then: jnp.concatenate([now[None], then]), observation, following)
+    latents = module.represent(jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), observed))
+    latents = latents.reshape(alive.shape[0] + 1, alive.shape[1], *latents.shape[1:])
+    before, after = (part.reshape(-1, *part.shape[2:]) for part in (latents[:-1], latents[1:]))
+    numbers = spread(module.encode(before, after).reshape(*alive.shape, -1), alive)
+    numbers = jnp.where(alive[..., None], numbers, jax.lax.stop_gradient(numbers))
+    code = code_of(numbers)
+
+    def step(latent, moved_by):
+        action, code = moved_by
+        afterstate, said = module.afterstate(halved(latent), action)
+        latent, reward = module.happen(afterstate, code)
+        return latent, (latent, reward, said)
+
+    _, (unrolled, reward, said) = jax.lax.scan(step, latents[0], (action, code))
+    seen = _judged(module, jnp.concatenate([latents[:1], unrolled]), reward)
+    return seen._replace(chance=Chance(said, code, numbers))
+
+
+def _judged(module: Any, latents: Array, reward: Any) -> Unroll:
+    """The heads see all steps at once: one large product instead of K + 1 small ones."""
     seen = module.predict(latents.reshape(-1, *latents.shape[2:]))
     policy, value = (leaf.reshape(*latents.shape[:2], -1) for leaf in seen)
     return Unroll(policy, value, reward, latents)
@@ -66,7 +104,8 @@ def loss(
       planner: the network and its supports.
       weights: its parameters.
       observation: [B, ...] at the start.
-      following: [K, B, ...] the observations after each step, for the consistency loss; else None.
+      following: [K, B, ...] the observations after each step, for the consistency loss and where chance moves; else
+        None.
       targets: of the unrolls.
       sample_weight: [B] with which each unroll counts (`learning.mean_weights`, importance). Steps after the first
         count 1/K each.
@@ -75,24 +114,38 @@ def loss(
     Returns:
       The loss, and its metrics: scalars, and `start_value` [B], the network's at the start.
     """
-    seen = planner.network.apply(weights, unroll, observation, targets.action)
     steps = targets.reward.shape[0]
-    scale = jnp.concatenate([jnp.ones(1), jnp.full(steps, 1.0 / steps)])[:, None] * sample_weight[None]
+    if planner.outcomes:
+        alive = targets.policy_mask[:-1]
+        seen = planner.network.apply(weights, unroll_with_chance, observation, following, alive, targets.action)
+    else:
+        seen = planner.network.apply(weights, unroll, observation, targets.action)
+    scale = jnp.concatenate([jnp.ones(1), jnp.full(steps, 1.0 / max(steps, 1))])[:, None] * sample_weight[None]
 
     def mean(values, mask, scale):
         return jnp.sum(jnp.where(mask, values * scale, 0.0))
 
-    value_target, reward_target = planner.value.two_hot(targets.value), planner.reward.two_hot(targets.reward)
+    value_target = planner.value.two_hot(targets.value)
     parts = {
-        "policy_loss": mean(cross_entropy(targets.policy, seen.policy), targets.policy_mask, scale),
+        "policy_loss": mean(imitation(planner.actions, targets.policy, seen.policy), targets.policy_mask, scale),
         "value_loss": mean(cross_entropy(value_target, seen.value), targets.value_mask, scale),
-        "reward_loss": mean(cross_entropy(reward_target, seen.reward), targets.reward_mask, scale[1:]),
     }
-    total = parts["policy_loss"] + costs.value * parts["value_loss"] + costs.reward * parts["reward_loss"]
+    total = parts["policy_loss"] + costs.value * parts["value_loss"]
+    if steps:
+        reward_target = planner.reward.two_hot(targets.reward)
+        parts["reward_loss"] = mean(cross_entropy(reward_target, seen.reward), targets.reward_mask, scale[1:])
+        total = total + costs.reward * parts["reward_loss"]
+    total -= costs.entropy * mean(planner.actions.entropy(seen.policy), targets.policy_mask, scale)
     if costs.consistency is not None:
         distance = consistency(planner, weights, seen.latent[1:], following)
         parts["consistency_loss"] = mean(distance, targets.policy_mask[1:], scale[1:])
         total = total + costs.consistency * parts["consistency_loss"]
+    if seen.chance is not None:
+        masks = {"afterstate_loss": targets.value_mask[:-1]}
+        for name, each in chance_of.losses(seen.chance, value_target[:-1]).items():
+            parts[name] = mean(each, masks.get(name, targets.policy_mask[:-1]), scale[1:])
+        total += costs.outcome * parts["outcome_loss"] + costs.commitment * parts["commitment_loss"]
+        total += costs.value * parts["afterstate_loss"]
     value = planner.value.mean(seen.value[0])
     return total, {**parts, **_metrics(planner, seen, targets, value, sample_weight), "start_value": value}
 
@@ -118,8 +171,7 @@ def _normed(vectors: Array) -> Array:
 
 def _metrics(planner: Planner, seen: Unroll, targets: Targets, value: Array, sample_weight: Array) -> Metrics:
     """Numbers of a batch. Those over all steps are means of the core's own batch."""
-    log_policy = jax.nn.log_softmax(seen.policy[0])
-    entropy = -jnp.sum(jnp.exp(log_policy) * log_policy, -1)
+    wanted = weights_of(targets.policy)[0]
     alive = jnp.where(targets.policy_mask[0], sample_weight, 0.0)
 
     def share(clipped, mask):
@@ -128,12 +180,16 @@ def _metrics(planner: Planner, seen: Unroll, targets: Targets, value: Array, sam
     def size(latent):
         return jnp.mean(jnp.sqrt(jnp.mean(latent.reshape(latent.shape[0], -1) ** 2, -1)))
 
-    return {
-        "policy_entropy": jnp.sum(alive * entropy),
-        "target_entropy": jnp.sum(alive * cross_entropy(targets.policy[0], jnp.log(targets.policy[0] + 1e-12))),
+    metrics = {
+        "policy_entropy": jnp.sum(alive * planner.actions.entropy(seen.policy[0])),
+        "target_entropy": jnp.sum(-alive * jnp.sum(wanted * jnp.log(wanted + 1e-12), -1)),
         "value": jnp.sum(alive * value),
         "value_clipped": share(planner.value.clipped(targets.value), targets.value_mask),
-        "reward_clipped": share(planner.reward.clipped(targets.reward), targets.reward_mask),
         "latent_size": size(seen.latent[0]),
-        "latent_size_unrolled": size(seen.latent[-1]),
     }
+    if targets.reward.shape[0]:  # something was unrolled
+        metrics["reward_clipped"] = share(planner.reward.clipped(targets.reward), targets.reward_mask)
+        metrics["latent_size_unrolled"] = size(seen.latent[-1])
+    if seen.chance is not None:
+        metrics["outcomes_used"] = chance_of.outcomes_used(seen.chance.code, targets.policy_mask[:-1])
+    return metrics

@@ -4,24 +4,24 @@
                                   |                        |
                                predict: policy, value   predict
 
-A multi-layer perceptron for vectors, residual convolutions for pictures and boards. Latents are scaled to [0, 1].
+A multi-layer perceptron for vectors, residual convolutions for pictures and boards (`muzero.bodies`). Latents are
+scaled to [0, 1]. Where chance moves, too, a step has two halves: see `muzero.chance`.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 
+from muzero.bodies import Layers, PictureBody, VectorBody, action_encoder, bounded, flat, split, unit
+from muzero.chance import Afterstate, Outcomes
 from podracer.errors import UserError, check_number, unknown
-from podracer.networks.atari import Conv, frames
-from podracer.networks.mlp import flat_size, flatten, linear
-from podracer.specs import Action, Continuous, Discrete, Spec, features
+from podracer.networks.policies import policy
+from podracer.specs import Continuous, Spec, features
 from podracer.types import Array
 
 
@@ -29,139 +29,16 @@ class Heads(NamedTuple):
     """What an agent asks of its network."""
 
     value_bins: int
-    reward_bins: int
+    reward_bins: int  # 0: no dynamics and no rewards, the agent steps the environment itself
     projection: bool = False  # for the self-consistency loss
+    outcomes: int = 0  # M, of chance after each action; 0: chance makes no moves
 
 
 class Prediction(NamedTuple):
     """What the network says of a latent."""
 
-    policy: Array  # [N, A] logits
+    policy: Array  # [N, P] numbers of the policy: logits, for discrete actions
     value: Array  # [N, value_bins] logits
-
-
-class Encoder(NamedTuple):
-    """How an action enters the network."""
-
-    size: int  # E
-    encode: Callable[[Any], Array]  # action [N, ...] -> float32 [N, E]
-
-
-def action_encoder(action: Action) -> Encoder:
-    """One-hot for discrete actions, several side by side for multi-discrete ones, continuous ones as they are."""
-    if isinstance(action, Discrete):
-        return Encoder(action.num_values, lambda a: jax.nn.one_hot(a, action.num_values))
-    if isinstance(action, Continuous):
-        return Encoder(action.size, lambda a: a)
-    sizes = action.num_values
-
-    def encode(a):
-        return jnp.concatenate([jax.nn.one_hot(a[..., i], size) for i, size in enumerate(sizes)], -1)
-
-    return Encoder(sum(sizes), encode)
-
-
-def unit(latent: Array) -> Array:
-    """Each latent [N, ...] scaled to [0, 1] over all its numbers (appendix G): as large as an encoded action."""
-    axes = tuple(range(1, latent.ndim))
-    low, high = jnp.min(latent, axes, keepdims=True), jnp.max(latent, axes, keepdims=True)
-    return (latent - low) / jnp.maximum(high - low, 1e-5)
-
-
-class Layers(nnx.Module):
-    """Dense layers of equal width, each with a layer norm and a relu, then a linear one."""
-
-    def __init__(self, inputs: int, width: int, depth: int, outputs: int, scale: float, rngs: nnx.Rngs):
-        sizes = [inputs, *[width] * depth]
-        self.layers = nnx.List([linear(size, width, math.sqrt(2.0), rngs) for size in sizes[:-1]])
-        self.norms = nnx.List([nnx.LayerNorm(width, rngs=rngs) for _ in sizes[:-1]])
-        self.last = linear(sizes[-1], outputs, scale, rngs)
-
-    def __call__(self, inputs: Array) -> Array:
-        for layer, norm in zip(self.layers, self.norms):
-            inputs = jax.nn.relu(norm(layer(inputs)))
-        return self.last(inputs)
-
-
-class Block(nnx.Module):
-    """conv, norm, relu, conv, norm, plus the input, relu."""
-
-    def __init__(self, width: int, rngs: nnx.Rngs):
-        self.convs = nnx.List([Conv(width, width, 3, 1, "SAME", rngs) for _ in range(2)])
-        self.norms = nnx.List([nnx.LayerNorm(width, rngs=rngs) for _ in range(2)])
-
-    def __call__(self, images: Array) -> Array:
-        seen = jax.nn.relu(self.norms[0](self.convs[0](images)))
-        return jax.nn.relu(images + self.norms[1](self.convs[1](seen)))
-
-
-class VectorBody(nnx.Module):
-    """Representation and dynamics on vectors: latents [N, width]."""
-
-    def __init__(self, spec: Spec, encoder: Encoder, width: int, depth: int, rngs: nnx.Rngs):
-        self.shape = (width,)
-        self.representation = Layers(flat_size(features(spec.observation)), width, depth, width, 1.0, rngs)
-        self.dynamics = Layers(width + encoder.size, width, depth, width, 1.0, rngs)
-
-    def represent(self, observation: Any) -> Array:
-        return self.representation(flatten(observation))
-
-    def step(self, latent: Array, action: Array) -> Array:
-        return latent + self.dynamics(jnp.concatenate([latent, action], -1))
-
-
-class PictureBody(nnx.Module):
-    """Representation and dynamics on pictures and boards: latents [N, height, width, planes].
-
-    Pictures of 32 or more pixels are halved until at most 8 are left on a side; boards keep their size. What an
-    observation has beside its picture is added to every place.
-    """
-
-    def __init__(self, spec: Spec, encoder: Encoder, width: int, depth: int, rngs: nnx.Rngs):
-        (picture,), rest = _split(features(spec.observation), 3)
-        probe = jax.ShapeDtypeStruct((1, *picture.shape), picture.dtype)
-        _, height, across, planes = jax.eval_shape(frames, probe).shape
-        self.entry, self.entry_blocks = nnx.List([]), nnx.List([])
-        while not self.entry or max(height, across) > 8:
-            stride = 2 if self.entry or max(height, across) >= 32 else 1
-            self.entry.append(Conv(planes, width, 3, stride, "SAME", rngs))
-            self.entry_blocks.append(Block(width, rngs))
-            height, across, planes = -(-height // stride), -(-across // stride), width
-            if stride == 1:
-                break
-        self.shape = (height, across, width)
-        self.beside = linear(flat_size(rest), width, 1.0, rngs) if rest else None
-        self.blocks = nnx.List([Block(width, rngs) for _ in range(depth)])
-        # As many moves as places, and perhaps a pass: the move is a plane with a 1 where the stone goes.
-        self.on_board = encoder.size - height * across in (0, 1)
-        self.mix = Conv(width + int(self.on_board), width, 3, 1, "SAME", rngs)
-        # An action plane per action, tiled with 0 or 1, under a kernel of size 1: one vector for every place.
-        self.action = linear(encoder.size, width, math.sqrt(2.0), rngs)
-        self.norm = nnx.LayerNorm(width, rngs=rngs)
-        self.dynamics = nnx.List([Block(width, rngs) for _ in range(depth)])
-
-    def represent(self, observation: Any) -> Array:
-        (picture,), rest = _split(observation, 4)
-        images = frames(picture)
-        for position, (conv, block) in enumerate(zip(self.entry, self.entry_blocks)):
-            images = conv(images)
-            if self.beside is not None and position == 0:
-                images = images + self.beside(flatten(rest))[:, None, None]
-            images = block(jax.nn.relu(images))
-        for block in self.blocks:
-            images = block(images)
-        return images
-
-    def step(self, latent: Array, action: Array) -> Array:
-        height, width, _ = self.shape
-        images = latent
-        if self.on_board:
-            place = action[:, : height * width].reshape(-1, height, width, 1)
-            images = jnp.concatenate([images, place], -1)
-        images = jax.nn.relu(latent + self.norm(self.mix(images) + self.action(action)[:, None, None]))
-        for block in self.dynamics:
-            images = block(images)
-        return images
 
 
 class Model(nnx.Module):
@@ -170,15 +47,20 @@ class Model(nnx.Module):
     def __init__(self, spec: Spec, heads: Heads, config: network, rngs: nnx.Rngs):
         self.encoder = action_encoder(spec.action)
         body = PictureBody if config.is_picture(spec) else VectorBody
-        self.body = body(spec, self.encoder, config.width, config.depth, rngs)
+        self.body = body(spec, self.encoder, config.width, config.depth, heads.reward_bins > 0, rngs)
         size, hidden = math.prod(self.body.shape), config.head_width
 
         def head(outputs):
             # Small last layers: the first policy is nearly uniform, the first values and rewards are nearly 0.
             return Layers(size, hidden, 1, outputs, 0.01, rngs)
 
-        self.reward_head, self.value_head = head(heads.reward_bins), head(heads.value_bins)
-        self.policy_head = head(self.encoder.size)
+        if heads.reward_bins:
+            self.reward_head = head(heads.reward_bins)
+        self.value_head = head(heads.value_bins)
+        self.continuous = isinstance(spec.action, Continuous)
+        self.policy_head = head(policy(spec.action).num_numbers)
+        if heads.outcomes:
+            self.outcomes = Outcomes(self.body, heads, hidden, rngs)
         if heads.projection:
             # As in SimSiam (Chen and He 2021) and EfficientZero (Ye et al. 2021, figure 2).
             self.projection = Layers(size, hidden, 1, hidden, 1.0, rngs)
@@ -190,16 +72,31 @@ class Model(nnx.Module):
 
     def step(self, latent: Array, action: Any) -> tuple[Array, Array]:
         """`(next latent [N, ...], reward logits [N, reward_bins])` after an action [N, ...]."""
-        following = unit(self.body.step(latent, self.encoder.encode(action)))
-        return following, self.reward_head(_flat(following))
+        following = unit(self.body.dynamics(latent, self.encoder.encode(action)))
+        return following, self.reward_head(flat(following))
+
+    def afterstate(self, latent: Array, action: Any) -> tuple[Array, Afterstate]:
+        """`(afterstate [N, ...], what is said of it)` after an action [N, ...], before chance has moved."""
+        after = unit(self.body.dynamics(latent, self.encoder.encode(action)))
+        return after, self.outcomes.judge(after)
+
+    def happen(self, afterstate: Array, code: Array) -> tuple[Array, Array]:
+        """`(next latent [N, ...], reward logits [N, reward_bins])` after outcomes, one-hot [N, M]."""
+        following = self.outcomes.follow(afterstate, code)
+        return following, self.reward_head(flat(following))
+
+    def encode(self, before: Array, after: Array) -> Array:
+        """[N, M] numbers, the greatest says what chance did between two observed latents."""
+        return self.outcomes.encode(before, after)
 
     def predict(self, latent: Array) -> Prediction:
         """Policy and value logits of a latent."""
-        return Prediction(self.policy_head(_flat(latent)), self.value_head(_flat(latent)))
+        numbers = self.policy_head(flat(latent))
+        return Prediction(bounded(numbers) if self.continuous else numbers, self.value_head(flat(latent)))
 
     def project(self, latent: Array, predict: bool) -> Array:
         """What the self-consistency loss compares, [N, P]; `predict` on the side of the dynamics."""
-        seen = self.projection(_flat(latent))
+        seen = self.projection(flat(latent))
         return self.projected(seen) if predict else seen
 
 
@@ -227,7 +124,7 @@ class network:  # a recipe reads as what it makes
 
     def is_picture(self, spec: Spec) -> bool:
         """Whether the observation is looked at with convolutions."""
-        pictures, _ = _split(features(spec.observation), 3)
+        pictures, _ = split(features(spec.observation), 3)
         if self.kind == "resnet" and len(pictures) != 1:
             shapes = [leaf.shape for leaf in jax.tree.leaves(features(spec.observation))]
             raise UserError(
@@ -235,13 +132,3 @@ class network:  # a recipe reads as what it makes
                 "axes. Choose kind mlp or auto."
             )
         return self.kind == "resnet" or (self.kind == "auto" and len(pictures) == 1)
-
-
-def _flat(latent: Array) -> Array:
-    return latent.reshape(latent.shape[0], -1)
-
-
-def _split(observation: Any, axes: int) -> tuple[list, list]:
-    """Leaves of `axes` axes, and the others."""
-    leaves = jax.tree.leaves(observation)
-    return [x for x in leaves if len(x.shape) == axes], [x for x in leaves if len(x.shape) != axes]

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from muzero.frames import Packing
+from muzero.sampling import blank, blank_action
 from muzero.sequences import Sequence
 from muzero.targets import terminal
 from podracer import mesh
@@ -46,12 +47,13 @@ class Replay:
 
     Args:
       spec: the environment's.
-      num_actions: A.
+      num_actions: A, or the number of sampled ones.
       capacity: C, sequences per core.
       length: L, decisions per sequence.
       unroll_steps: K; starts are the first S = L - K + 1 positions.
       frame_stack: planes per stack of frames, stored once; 1: as they are.
       prioritised: sample by priority.
+      sampled: policies come with the actions that they are about (`sampling.Sampled`).
     """
 
     spec: Spec
@@ -61,6 +63,7 @@ class Replay:
     unroll_steps: int
     frame_stack: int = 1
     prioritised: bool = False
+    sampled: bool = False
 
     @property
     def packing(self) -> Packing:
@@ -75,11 +78,14 @@ class Replay:
         times = self.length + 1
         observation = jax.tree.map(lambda leaf: jnp.zeros((times, *leaf.shape), leaf.dtype), self.spec.observation)
         numbers, flags = jnp.zeros(times, jnp.float32), jnp.zeros(times, bool)
+        policy = blank(self.spec.action, self.num_actions) if self.sampled else jnp.zeros(self.num_actions)
+        decision = blank_action(self.spec.action), policy
+        action, policy = jax.tree.map(lambda leaf: jnp.zeros((self.length, *leaf.shape), leaf.dtype), decision)
         sequence = Sequence(
             jax.eval_shape(self.packing.pack, observation),
             TimeStep((), numbers, numbers, flags, flags),
-            jnp.zeros(self.length, jnp.int32),
-            jnp.zeros((self.length, self.num_actions), jnp.float32),
+            action,
+            policy,
             jnp.zeros(self.length, jnp.float32),
         )
         rows = jax.tree.map(lambda leaf: jnp.zeros((self.capacity, *leaf.shape), leaf.dtype), sequence)

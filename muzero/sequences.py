@@ -17,11 +17,11 @@ class Sequence(NamedTuple):
     observation: Any  # [L + 1, ...]; in memory as `frames.Packing` stores them
     timestep: TimeStep  # [L + 1], its observation is ()
     action: Any  # [L, ...]
-    policy: Array  # [L, A] float32, of the search
+    policy: Any  # of the search: [L, A] float32, or Sampled [L, ...]
     value: Array  # [L] float32, of the search's root
 
 
-def cut(trajectory: Trajectory, policy: Array, value: Array, length: int) -> Sequence:
+def cut(trajectory: Trajectory, policy: Any, value: Array, length: int) -> Sequence:
     """T decisions of B environments as sequences [B * T / L, ...], in any order.
 
     Raises:

@@ -30,7 +30,7 @@ class Window(NamedTuple):
 
     timestep: TimeStep  # [W + 1, B], without its observation
     action: Any  # [W, B, ...]
-    policy: Array  # [W, B, A] what the search wants
+    policy: Any  # what the search wants: [W, B, A], or Sampled [W, B, ...]
     value: Array  # [W, B] what is bootstrapped from: the search's or a network's values
     start: Array  # [B] int32
 
@@ -39,7 +39,7 @@ class Targets(NamedTuple):
     """What the model is compared with after k = 0..K steps. Masks are bool; False: nothing to learn."""
 
     value: Array  # [K + 1, B]
-    policy: Array  # [K + 1, B, A]
+    policy: Any  # [K + 1, B, A], or Sampled [K + 1, B, ...]
     reward: Array  # [K, B] of the k-th step
     action: Any  # [K, B, ...] what the model is fed
     value_mask: Array  # [K + 1, B]
@@ -115,7 +115,7 @@ def targets(
     absorbed, cut = fate(timestep, window.start, unroll_steps)
     value = value_targets(timestep, window.value, discount, td_steps, td_lambda)
     # One more position, which the masks leave out.
-    value, policy = (jnp.concatenate([each, each[-1:]]) for each in (value, window.policy))
+    value, policy = jax.tree.map(lambda each: jnp.concatenate([each, each[-1:]]), (value, window.policy))
     reward = at(timestep.reward[1:], window.start, unroll_steps)
     dead = (absorbed | cut)[:-1]
     action = at(window.action, window.start, unroll_steps)

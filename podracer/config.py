@@ -14,6 +14,7 @@ from podracer import agents, envs, networks
 from podracer.envs.atari_protocol import Atari
 from podracer.envs.batch import Batch
 from podracer.envs.host import OnHost
+from podracer.envs.with_state import WithState
 from podracer.errors import UserError, unknown
 from podracer.plugins import blame, check_call, is_reference, load_object
 from podracer.specs import features
@@ -50,6 +51,22 @@ def register(agents: Mapping[str, Callable[..., Agent]], networks: Mapping[str, 
     """
     AGENTS.update(agents)
     NETWORKS.update(networks)
+
+
+def played_in(form: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """A decorator of agents' makers: `form(env)` is the form of an environment that the agent wants to be made for."""
+
+    def mark(maker):
+        maker.environment = form
+        return maker
+
+    return mark
+
+
+def environment_for(maker: Callable, env: Any) -> Any:
+    """`env` in the form that an agent's maker wants, if it wants any."""
+    form = getattr(maker, "environment", None)
+    return env if form is None else form(env)
 
 
 NAME_A_FILE = "A file of yours works too: --{} path.py:Object."
@@ -147,8 +164,8 @@ def build(recipe: Recipe) -> tuple[Agent, Any]:
     Raises:
       UserError: a name is gone or an option no longer fits.
     """
-    env = envs.make(recipe.env, **recipe.env_options)
     maker = agent_maker(recipe.agent)
+    env = environment_for(maker, envs.make(recipe.env, **recipe.env_options))
     config, network = default_of(maker, "config"), None
     if recipe.agent_config is not None:
         config = _replace(config, recipe.agent_config, "agent")
@@ -171,7 +188,8 @@ def describe(agent: Agent, env: Any) -> Recipe | None:
         return None
     config, network_config = dataclasses.asdict(agent.config), dataclasses.asdict(agent.network)
     try:
-        recipe = Recipe(env.spec.name, _changed_fields(env), agent.name, config, network, network_config)
+        named = env.env if isinstance(env, WithState) else env
+        recipe = Recipe(env.spec.name, _changed_fields(named), agent.name, config, network, network_config)
         # What comes back from the file must be what went in: functions, wrappers and subclasses do not.
         again, env_again = build(Recipe(**json.loads(json.dumps(dataclasses.asdict(recipe)))))
     except Exception:

@@ -15,6 +15,7 @@ import numpy as np
 
 from podracer.envs.batch import Batch
 from podracer.envs.host import is_host, on_host
+from podracer.envs.with_state import for_evaluation
 from podracer.errors import UserError, check_number
 from podracer.types import Agent
 
@@ -71,7 +72,7 @@ class Evaluator:
     ):
         _check(agent, episodes, max_steps, greedy)
         # Always fresh starts: cached ones would measure the states that training saw.
-        self.batch = Batch(env.env if isinstance(env, Batch) else env)
+        self.batch = Batch(for_evaluation(env.env if isinstance(env, Batch) else env))
         self.agent, self.episodes, self.greedy = agent, episodes, greedy
         self.max_steps = max_steps or self.batch.spec.max_episode_steps or DEFAULT_MAX_STEPS
         self._run = jax.jit(jax.vmap(self._episodes, (0, None)) if many else self._episodes)
@@ -134,7 +135,8 @@ class HostEvaluator:
         between_steps: Callable[[], None] = lambda: None,
     ):
         _check(agent, episodes, max_steps, greedy)
-        self.agent, self.env, self.episodes, self.greedy = agent, on_host(env, episodes), episodes, greedy
+        self.agent, self.episodes, self.greedy = agent, episodes, greedy
+        self.env = on_host(for_evaluation(env), episodes)
         self.max_steps = max_steps or self.env.spec.max_episode_steps or DEFAULT_MAX_STEPS
         self._between_steps = between_steps
         act = agent.greedy_step if greedy else agent.actor_step

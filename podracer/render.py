@@ -14,6 +14,7 @@ import numpy as np
 
 from podracer.envs.batch import Batch, TimeLimit
 from podracer.envs.host import OnHost, is_host, on_host
+from podracer.envs.with_state import WithState
 from podracer.errors import UserError, check_number
 from podracer.types import Agent, TimeStep
 
@@ -165,7 +166,7 @@ def _write_mp4(path: pathlib.Path, frames: list[np.ndarray], frames_per_s: float
 
 def _innermost(env: Any) -> Any:
     """The environment that would draw."""
-    while isinstance(env, Batch | TimeLimit):
+    while isinstance(env, Batch | TimeLimit | WithState):
         env = env.env
     return env
 

@@ -9,6 +9,10 @@ import numpy as np
 
 PyTree = Any
 
+# In an observation that is a dict: the environment's own state, for agents that plan with the environment itself.
+STATE = "environment_state"
+_NOT_FEATURES = frozenset(("action_mask", STATE))
+
 
 @dataclasses.dataclass(frozen=True)
 class Array:
@@ -66,6 +70,7 @@ class Spec:
       alternating: self-play of two who take turns: each step is a move of the player to move, who sees the
         observation and earns the reward, and the next step is the other's. A state that is worth v to the player to
         move is worth -v to the one who moved before.
+      model: the environment itself, where agents are to plan with it (`envs.WithState`); None for others.
     """
 
     name: str
@@ -75,13 +80,21 @@ class Spec:
     max_episode_steps: int | None = None
     frame_skip: int = 1
     alternating: bool = False
+    model: Any = None
 
 
 def features(observation: PyTree) -> PyTree:
-    """The observation without its action mask: what networks look at."""
-    if isinstance(observation, dict) and "action_mask" in observation:
-        rest = {name: leaf for name, leaf in observation.items() if name != "action_mask"}
+    """The observation without its action mask and its environment's state: what networks look at."""
+    if isinstance(observation, dict) and not _NOT_FEATURES.isdisjoint(observation):
+        rest = {name: leaf for name, leaf in observation.items() if name not in _NOT_FEATURES}
         return rest["observation"] if set(rest) == {"observation"} else rest
+    return observation
+
+
+def without_state(observation: PyTree) -> PyTree:
+    """The observation without its environment's state: what is worth keeping."""
+    if isinstance(observation, dict) and STATE in observation:
+        return {name: leaf for name, leaf in observation.items() if name != STATE}
     return observation
 
 

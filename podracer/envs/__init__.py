@@ -23,6 +23,7 @@ from podracer.envs.jumanji import Jumanji
 from podracer.envs.memory_chain import MemoryChain
 from podracer.envs.navix import Navix
 from podracer.envs.pgx import Pgx
+from podracer.envs.with_state import WithState, for_evaluation, with_state
 from podracer.envs.xminigrid import XMiniGrid
 from podracer.errors import UserError, closest, unknown
 
@@ -42,13 +43,16 @@ __all__ = [
     "Navix",
     "Pgx",
     "TimeLimit",
+    "WithState",
     "XMiniGrid",
+    "for_evaluation",
     "is_host",
     "is_host_name",
     "jittable",
     "make",
     "names",
     "on_host",
+    "with_state",
 ]
 
 _OWN: dict[str, tuple[Callable[..., Any], str]] = {

@@ -44,7 +44,8 @@ def random_opponent(observation: jax.Array, legal_action_mask: jax.Array, key: j
 class Pgx:
     """`pgx.make(id)`. Observation: {"observation": [...], "action_mask": bool [num_values]}.
 
-    Games for one player ignore `opponent`. In games for more there are two ways to play:
+    Games for one player ignore `opponent`. In games for more there are two ways to play; "auto" is "random", except
+    that agents that plan with the game itself (alphazero) play board games against themselves.
 
     `opponent="random"` or a function of your own: the agent takes one seat, drawn anew for each episode, and the
     opponent moves inside `step` (and inside `reset` where it begins) until it is the agent's turn or the game is
@@ -56,7 +57,8 @@ class Pgx:
     state that is worth v to the player to move is worth -v to the one who moved before, so returns are
     r + (-gamma) v: an agent must negate its discount. MuZero does where the spec says `alternating`, which it does for
     the board games; in the others (backgammon, poker, mahjong) a player may move twice in a row, and the observation
-    does not say whose turn it is. Agents that do not negate it will maximise the wrong thing.
+    does not say whose turn it is. Agents that do not negate it will maximise the wrong thing. Evaluations of self-play
+    are games against an opponent that moves at random, as one of two equal players always wins.
 
     An illegal action ends the game with pgx's penalty. The mask of a finished game is all True. The observation of a
     finished game is from the view of the player who would be next; nothing is bootstrapped from it. pgx never
@@ -64,17 +66,17 @@ class Pgx:
 
     Args:
       id: such as "connect_four".
-      opponent: "random", "self", or `(observation, legal_action_mask, key) -> action` for one game.
+      opponent: "auto", "random", "self", or `(observation, legal_action_mask, key) -> action` for one game.
 
     Raises:
       UserError: `opponent` is none of these; pgx is not installed or knows no such game.
     """
 
     id: str
-    opponent: Literal["random", "self"] | Opponent = "random"
+    opponent: Literal["auto", "random", "self"] | Opponent = "auto"
 
     def __post_init__(self):
-        if self.opponent not in ("random", "self") and not callable(self.opponent):
+        if self.opponent not in ("auto", "random", "self") and not callable(self.opponent):
             raise UserError(
                 f"opponent is {self.opponent!r}; expected 'random', 'self' or a function "
                 "(observation, legal_action_mask, key) -> action."
@@ -103,6 +105,17 @@ class Pgx:
         return api.Spec(f"pgx/{self.id}", spec, api.Discrete(num_actions), alternating=alternating)
 
     @property
+    def self_play(self) -> Pgx:
+        """The game as agents that plan with it play it, where nothing was said."""
+        plays = self.opponent == "auto" and self.id in _TAKE_TURNS
+        return dataclasses.replace(self, opponent="self") if plays else self
+
+    @property
+    def evaluation(self) -> Pgx:
+        """What agents are measured in."""
+        return dataclasses.replace(self, opponent="random") if self.opponent == "self" else self
+
+    @property
     def _has_opponent(self) -> bool:
         return self.opponent != "self" and self.made.num_players > 1
 
@@ -128,7 +141,7 @@ class Pgx:
 
         A loop, because in some games (backgammon) a player may move several times in a row.
         """
-        policy: Any = random_opponent if self.opponent == "random" else self.opponent
+        policy: Any = random_opponent if self.opponent in ("auto", "random") else self.opponent
 
         def others_turn(carry):
             game = carry[0]

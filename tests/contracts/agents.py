@@ -11,7 +11,8 @@ import jax.numpy as jnp
 import numpy as np
 
 import muzero
-from podracer import agents, mesh, networks, specs
+from podracer import agents, config, mesh, networks, specs
+from podracer.envs import api
 from podracer.types import Agent, LearnerState, TimeStep, Trajectory
 
 T, B = 5, 16
@@ -30,11 +31,29 @@ DICT = {
     "speed": specs.Array((3,)),
     "action_mask": specs.Array((4,), np.bool_),
 }
+
+
+@dataclasses.dataclass(frozen=True)
+class Drift:
+    """A model whose state is three numbers, which an action moves; it ends far from 0."""
+
+    def state_of(self, observation):
+        return observation[specs.STATE][0]
+
+    def step(self, state, action, key):
+        state = state + 0.1 * (action - 1.0) + 0.1 * jax.random.normal(key, state.shape)
+        seen = {"observation": state, "action_mask": jnp.arange(4) != 0, specs.STATE: (state,)}
+        return state, api.Step(seen, jnp.sum(state), jnp.sum(state**2) > 9, jnp.zeros((), bool))
+
+
 SPECS = {
     "discrete": specs.Spec("discrete", FLAT, specs.Discrete(4), truncates=True),
     "masked": specs.Spec("masked", MASKED, specs.Discrete(4), truncates=True),
     "dict": specs.Spec("dict", DICT, specs.Discrete(4), truncates=True),
     "multi-discrete": specs.Spec("multi-discrete", FLAT, specs.MultiDiscrete((2, 3)), truncates=True),
+    "modelled": specs.Spec(
+        "modelled", MASKED | {specs.STATE: (FLAT,)}, specs.Discrete(4), truncates=True, model=Drift()
+    ),
     "continuous": specs.Spec("continuous", FLAT, specs.Continuous((-1.0, -2.0), (1.0, np.inf)), truncates=True),
 }
 
@@ -43,9 +62,20 @@ PLAIN = {"optimizer": "sgd", "learning_rate": 0.05, "max_grad_norm": 1e6}
 EPOCHS = {"epochs": 2, "minibatches": 1}
 
 MAKERS = {name: getattr(agents, name) for name in ("a2c", "impala", "ppo", "pqn")}
-MAKERS["gumbel-muzero"] = muzero.gumbel_muzero
+MAKERS |= {"gumbel-muzero": muzero.gumbel_muzero, "sampled-muzero": muzero.sampled_muzero}
+MAKERS |= {"stochastic-muzero": muzero.stochastic_muzero, "alphazero": muzero.alphazero}
+# They learn from a sample of what they have seen.
+REPLAYING = ("gumbel-muzero", "sampled-muzero", "stochastic-muzero", "alphazero")
 # Small, and learning from the first trajectory on.
-PLANNING = {"num_simulations": 4, "unroll_steps": 2, "td_steps": 2, "sequence_length": T, "batch_size": 64}
+PLANNING = {
+    "num_simulations": 4,
+    "unroll_steps": 2,
+    "td_steps": 2,
+    "sequence_length": T,
+    "batch_size": 64,
+    "num_samples": 3,
+    "num_outcomes": 3,
+}
 PLANNING |= {"replay_steps": 4 * T * B, "min_replay": 1, "value_bins": 11, "reward_bins": 11}
 
 
@@ -72,13 +102,18 @@ def _cases():
             yield Case(agent, "lstm", "continuous", False)
     yield Case("gumbel-muzero", "muzero", "discrete", False)
     yield Case("gumbel-muzero", "muzero", "dict", True)
+    yield Case("stochastic-muzero", "muzero", "dict", True)
+    yield Case("sampled-muzero", "muzero", "dict", True)
+    yield Case("sampled-muzero", "muzero", "continuous", True)
+    yield Case("alphazero", "muzero", "modelled", False)
+    yield Case("alphazero", "muzero", "modelled", True)
 
 
 CASES = list(_cases())
 
 
 def config_class(name: str) -> type:
-    return type(MAKERS[name](SPECS["discrete"]).config)
+    return type(config.default_of(MAKERS[name], "config"))
 
 
 def make(name: str, spec: specs.Spec, network: str = "mlp", **settings: Any) -> Agent:

@@ -15,6 +15,7 @@ from podracer.errors import UserError
 from tests.contracts.agents import (
     CASES,
     EPOCHS,
+    REPLAYING,
     SPECS,
     B,
     Bench,
@@ -113,8 +114,8 @@ def test_resets_do_not_influence_an_update(case):
 
     extras = output.extras
     noise = jnp.asarray(rng.normal(size=(T, B)) * 30, jnp.float32)
-    if case.agent == "gumbel-muzero":
-        extras = extras._replace(policy=swap(extras.policy, jnp.flip(other.extras.policy, -1)))
+    if case.agent in REPLAYING:
+        extras = extras._replace(policy=jax.tree.map(swap, extras.policy, _flipped(other.extras.policy)))
         extras = extras._replace(visit_entropy=swap(extras.visit_entropy, noise))
     elif case.agent != "pqn":  # PQN notes the value only
         extras = extras._replace(agent=extras.agent._replace(log_prob=swap(extras.agent.log_prob, noise)))
@@ -132,6 +133,10 @@ def test_resets_do_not_influence_an_update(case):
     equal(metrics, changed_metrics)
 
 
+def _flipped(policy):
+    return jax.tree.map(lambda leaf: jnp.flip(leaf, -1), policy)
+
+
 @each_case
 def test_real_transitions_do_influence_an_update(case):
     """The counterpart, without which the test above could not fail."""
@@ -141,13 +146,13 @@ def test_real_transitions_do_influence_an_update(case):
     timestep = trajectory.timestep
     real = np.argwhere(np.asarray(timestep.valid[1:])) + np.array([1, 0])
     # One is enough, except where only a sample is learnt from.
-    where = tuple((real if case.agent == "gumbel-muzero" else real[-1:]).T)
+    where = tuple((real if case.agent in REPLAYING else real[-1:]).T)
     changed = trajectory._replace(timestep=timestep._replace(reward=timestep.reward.at[where].add(3.0)))
     key = jax.random.key(1)
     assert differs(it.learn(state, trajectory, key)[0].params.weights, it.learn(state, changed, key)[0].params.weights)
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.agent != "gumbel-muzero"], ids=str)
+@pytest.mark.parametrize("case", [case for case in CASES if case.agent not in REPLAYING], ids=str)
 def test_eight_cores_learn_what_one_learns_from_the_same_batch(case):
     """Three updates of plain descent; the episode ends crowd on two of the cores.
 
@@ -196,7 +201,7 @@ def test_a_reward_that_is_not_a_number_costs_one_update_and_no_more(case):
     assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(later))
 
 
-@pytest.mark.parametrize("case", [case for case in CASES if case.spec in ("masked", "dict")], ids=str)
+@pytest.mark.parametrize("case", [case for case in CASES if case.spec in ("masked", "dict", "modelled")], ids=str)
 def test_illegal_actions_are_never_chosen(case):
     """Sampled, greedy, and (PQN) entirely at random; every legal action comes up."""
     it = bench(case)

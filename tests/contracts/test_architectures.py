@@ -28,7 +28,7 @@ def check(first, params, metrics):
     assert all(np.all(np.isfinite(leaf)) for leaf in weights(params))
 
 
-@each_case(("mlp", "dict"), ("muzero", "dict"))
+@each_case(("mlp", "dict"), ("muzero", "dict"), ("muzero", "continuous"), ("muzero", "modelled"))
 def test_on_anakin(case: Case):
     agent, env = make_case(case), Noise(SPECS[case.spec])
     loop = Anakin(agent, env, B // 2, T, updates_per_call=3, num_cores=2)
@@ -40,7 +40,7 @@ def test_on_anakin(case: Case):
     assert np.sum(metrics.episodes.count) > 0
 
 
-@each_case(("mlp", "dict"), ("lstm", "discrete"), ("muzero", "dict"))
+@each_case(("mlp", "dict"), ("lstm", "discrete"), ("muzero", "dict"), ("muzero", "continuous"), ("muzero", "modelled"))
 def test_on_sebulba(case: Case):
     agent, env = make_case(case), on_host(Noise(SPECS[case.spec]), B)
     system = Sebulba(agent, env, split(3, 1, 2, B), T, Lag.parse("fixed"))

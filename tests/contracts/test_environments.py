@@ -81,6 +81,7 @@ MAKERS = {
     "pgx/tic_tac_toe": lambda: envs.make("pgx/tic_tac_toe"),
     "pgx/tic_tac_toe-self": lambda: envs.make("pgx/tic_tac_toe", opponent="self"),
     "pgx/connect_four-self": lambda: envs.make("pgx/connect_four", opponent="self"),
+    "pgx/connect_four-with-state": lambda: envs.with_state(envs.make("pgx/connect_four")),
     "pgx/2048": lambda: envs.make("pgx/2048"),
 }
 # Their first episodes all begin alike.

@@ -7,8 +7,9 @@ import pytest
 import anakin
 import muzero
 import sebulba
-from podracer import envs
+from podracer import envs, presets
 from tests.learning.test_anakin_learns import Curve
+from tests.muzero.dice import Dice
 
 pytestmark = [pytest.mark.slow, pytest.mark.loose_rank]
 
@@ -55,3 +56,38 @@ def test_catch_is_solved_on_sebulba():
     agent = muzero.gumbel_muzero(env.spec, muzero.GumbelConfig(**SETTINGS), NETWORK)
     sebulba.train(agent, env, total_steps=300_000, batch_size=32, cores=2, evaluations=0, probe=False, sinks=[curve])
     assert curve.at(300_000) >= 0.8
+
+
+def test_pendulum_is_swung_up_with_sampled_actions():
+    """Half-way through the preset's run: standing still is about -1,300 and the end about -200, noise included."""
+    pytest.importorskip("gymnax")
+    env, curve, preset = envs.make("gymnax/Pendulum-v1"), Curve(), presets.PRESETS["pendulum-sampled-muzero"]
+    agent = muzero.sampled_muzero(env.spec, muzero.SampledConfig(**preset.config))
+    run = preset.settings | {"total_steps": 260_000, "evaluations": 0, "cores": 1}
+    anakin.train(agent, env, sinks=[curve], **run)
+    assert curve.at(260_000) >= -500
+
+
+def test_what_a_die_may_show_is_planned_for():
+    """Rolling is worth 1, against 0.25 that are safe, to who has a plan for each side; noise of acting takes little.
+
+    40,000 decisions. The model must have found out that there are at least four outcomes.
+    """
+    settings = {"num_simulations": 24, "learning_rate": 5e-3, "batch_size": 64, "replay_ratio": 2.0, "min_replay": 512}
+    settings |= {"sequence_length": 8, "unroll_steps": 3, "td_steps": 2, "replay_steps": 8_192, "num_outcomes": 16}
+    settings |= {"value_limit": 2.0, "value_bins": 21, "reward_limit": 2.0, "reward_bins": 21}
+    settings |= {"temperature_updates": 10_000, "dirichlet_alpha": 1.0, "dirichlet_fraction": 0.5}
+    env, curve, rows = Dice(), Curve(), []
+
+    class Used:
+        def write(self, row):
+            rows.append(row.get("outcomes_used"))
+
+        def close(self):
+            pass
+
+    agent = muzero.stochastic_muzero(env.spec, muzero.StochasticConfig(**settings), NETWORK)
+    run = {"total_steps": 40_000, "batch_per_core": 32, "unroll_length": 8, "cores": 1, "evaluations": 0}
+    anakin.train(agent, env, sinks=[curve, Used()], **run)
+    assert curve.at(40_000) >= 0.85
+    assert [used for used in rows if used is not None][-1] >= 3.5

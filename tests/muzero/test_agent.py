@@ -355,7 +355,9 @@ def _planner(agent):
     from muzero.model import Heads
     from muzero.support import Support
     from podracer.networks.functional import functional
+    from podracer.networks.policies import policy
 
     heads = Heads(11, 11)
     network = functional(lambda rngs: NETWORK(SPECS["discrete"], heads, rngs))
-    return planning.Planner(network, Support(20.0, 11), Support(5.0, 11), agent.config.discount)
+    actions = policy(SPECS["discrete"].action)
+    return planning.Planner(network, Support(20.0, 11), Support(5.0, 11), agent.config.discount, actions)

@@ -13,12 +13,13 @@ from muzero.planning import Planner
 from muzero.support import Support
 from muzero.targets import Targets
 from podracer.networks.functional import functional
+from podracer.networks.policies import policy
 from tests.contracts.agents import SPECS, fast_jit, observations
 
 K, B, A = 3, 6, 4
 SPEC, HEADS = SPECS["discrete"], Heads(9, 7, projection=True)
 NET = functional(lambda rngs: network(8, 1, 8)(SPEC, HEADS, rngs))
-PLANNER = Planner(NET, Support(5.0, 9), Support(2.0, 7), 0.9)
+PLANNER = Planner(NET, Support(5.0, 9), Support(2.0, 7), 0.9, policy(SPEC.action))
 WEIGHTS = jax.tree.map(
     lambda leaf: leaf + 0.1 * jnp.cos(jnp.arange(leaf.size)).reshape(leaf.shape), NET.init(jax.random.key(0))
 )

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from muzero.bodies import action_encoder, unit
 from muzero.checks import check_model
-from muzero.model import Heads, action_encoder, network, unit
+from muzero.model import Heads, network
 from podracer import specs
 from podracer.errors import UserError
 from podracer.networks.functional import functional
@@ -80,7 +81,7 @@ def test_actions_make_a_difference_and_a_stone_lies_where_it_was_put():
 
     def step(module):
         latent = module.represent(board)
-        return module.step(latent, jnp.arange(10))[0], module.body.mix.kernel[...].shape
+        return module.step(latent, jnp.arange(10))[0], module.body.dynamics.mix.kernel[...].shape
 
     after, kernel = net.apply(weights, step)
     assert kernel == (3, 3, 7, 6)  # one plane for the stone
@@ -137,5 +138,5 @@ def test_a_network_with_a_wrong_output_is_named(wrong):
 
     bad = functional(lambda rngs: Wrong(spec, HEADS, network(width=6, head_width=5), rngs))
     with pytest.raises(UserError, match=rf"muzero: {wrong} has the shape .*expected .*Change the network"):
-        check_model("muzero", spec, HEADS, 4, bad)
-    check_model("muzero", spec, HEADS, 4, net)
+        check_model("muzero", spec, HEADS, bad)
+    check_model("muzero", spec, HEADS, net)

@@ -21,12 +21,16 @@ CHANGES = {
     "pqn": {"q_lambda": 0.5, "epsilon_updates": 9},
     "muzero": {"num_simulations": 3, "temperature_updates": 9},
     "gumbel-muzero": {"num_simulations": 3, "search": "rounds"},
+    "stochastic-muzero": {"num_simulations": 3, "num_outcomes": 7},
+    "sampled-muzero": {"num_simulations": 3, "rule": "puct", "num_samples": 5},
+    "alphazero": {"num_simulations": 3, "rule": "puct"},
 }
 NETWORKS = {
     "mlp": networks.mlp((8, 4), "relu", True),
     "lstm": networks.lstm(4, networks.mlp((8,))),
     "gru": networks.gru(3, networks.mlp((5,), "elu")),
 }
+PLANNERS = ("alphazero", "gumbel-muzero", "muzero")
 PLANNING = {"muzero": muzero.network(8, 2, 16, "mlp")}
 CONVOLUTIONAL = {
     "nature": networks.cnn((4, 8), ((5, 3), (3, 1)), 16),
@@ -64,11 +68,11 @@ def through_json(recipe):
 
 
 @pytest.mark.parametrize(
-    ("agent", "network"), [(a, n) for a in config.AGENTS for n in (PLANNING if "muzero" in a else NETWORKS)]
+    ("agent", "network"), [(a, n) for a in config.AGENTS for n in (PLANNING if a in PLANNERS else NETWORKS)]
 )
 def test_every_agent_with_every_network_comes_back_from_its_recipe(agent, network):
     """The same config and network, field by field, after a trip through JSON."""
-    env = ENVS["catch"]
+    env = config.environment_for(config.AGENTS[agent], ENVS["catch"])
     made = make(agent, network, env)
     recipe = config.describe(made, env)
     assert recipe is not None and recipe.network == network
@@ -109,6 +113,22 @@ def test_every_environment_comes_back_with_its_options(name):
     assert recipe is not None
     _, again = config.build(through_json(recipe))
     assert again == env and again.spec == env.spec
+
+
+def test_agents_that_plan_with_the_game_play_it_against_themselves():
+    """Where the recipe says nothing of the opponent; one that it names stays."""
+    for options, opponent in (({}, "self"), ({"opponent": "random"}, "random"), ({"opponent": "self"}, "self")):
+        agent, env = config.build(Recipe("pgx/tic_tac_toe", options, "alphazero", None, None, None))
+        assert env == envs.WithState(envs.Pgx("tic_tac_toe", opponent))
+        recipe = config.describe(agent, env)
+        assert recipe is not None and recipe.env_options == {"opponent": opponent}
+        assert config.build(through_json(recipe))[1] == env
+        on_host = config.describe(agent, envs.on_host(env, 7))
+        assert on_host == recipe
+    assert config.build(Recipe("pgx/2048", {}, "alphazero", None, None, None))[1] == envs.WithState(envs.Pgx("2048"))
+    # The form is the agent's wish: others get the environment as it is, and have no recipe for another.
+    assert config.build(Recipe("pgx/tic_tac_toe", {}, "a2c", None, None, None))[1] == envs.Pgx("tic_tac_toe")
+    assert config.describe(agents.a2c(env.spec), env) is None
 
 
 def test_batch_sizes_on_the_host_are_not_kept():
