@@ -129,7 +129,7 @@ PRESETS: dict[str, Preset] = {
         network="muzero",
         network_config={"width": 256, "depth": 2, "head_width": 128, "kind": "mlp"},
         settings={"total_steps": 3_000_000, "batch_per_core": 64, "unroll_length": 32},
-        result="train anakin --preset connect-four-alphazero --cores 2, stopped at 1,600,000 steps, 27 minutes of two CPU "
+        result="train anakin --preset connect-four-alphazero --cores 2, stopped at 1.6 M steps, 27 minutes of two CPU "
         "cores shared with other work: 54 wins, 2 draws in 100 games against mcts:400; not run to the end here",
     ),
     "memory-chain-ppo": Preset(
