@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from muzero.search import Tree
+from podracer import plot
 from podracer.errors import UserError
 
 
@@ -79,14 +80,13 @@ def draw(tree: Tree, number: int = 0, chosen: int | None = None, title: str | No
     below the root, its Q-value; they are as thick as they were taken often. `chosen` is the action at the root that was
     taken.
     """
-    from matplotlib.figure import Figure
-
     shown = nodes(tree, number)
     where = places(shown)
     width, depth = where[:, 0].max() + 1, max(node.depth for node in shown)
-    figure = Figure(figsize=(min(max(6.0, 0.55 * width), 40.0), 2.5 + 1.5 * depth))
-    axes = figure.add_subplot()
     total = max(shown[0].visits, 1)
+    title = title or f"{total - 1} simulations; at the nodes their visits, at the edges action and Q-value"
+    figure, axes = plot.empty(title, (min(max(6.0, 0.55 * width), 40.0), 2.5 + 1.5 * depth))
+    axes.grid(False)
     for place, node in enumerate(shown[1:], 1):
         ends = where[[node.parent, place]]
         taken = node.depth == 1 and node.edge == chosen
@@ -111,7 +111,6 @@ def draw(tree: Tree, number: int = 0, chosen: int | None = None, title: str | No
     axes.set_yticks(range(-depth, 1), [str(level) for level in range(depth, -1, -1)])
     axes.set_xticks([])
     axes.set_ylabel("moves ahead")
-    axes.set_title(title or f"{total - 1} simulations; at the nodes their visits, at the edges action and Q-value")
     axes.margins(0.08, 0.12)
     return figure
 

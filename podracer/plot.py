@@ -121,7 +121,7 @@ def _rows(path: pathlib.Path) -> list[dict[str, Any]]:
 
 def draw(groups: dict[str, list[Curve]], metric: str, x: str, title: str | None) -> Any:
     """A matplotlib figure of the groups."""
-    figure, axes = _axes(title)
+    figure, axes = empty(title)
     for label, curves in groups.items():
         # Where all of the group have data; without such a stretch, wherever any has.
         start, end = max(c.x[0] for c in curves), min(c.x[-1] for c in curves)
@@ -151,7 +151,7 @@ def draw_spreads(
       x, y: labels of the axes; y begins at 0, x is in powers of 2.
       dashed: the label of the line that is a limit.
     """
-    figure, axes = _axes(title)
+    figure, axes = empty(title)
     for name, (at, spreads) in lines.items():
         median, low, high = np.asarray(spreads).T
         style: dict[str, Any] = {"linestyle": "--", "color": "0.4"} if name == dashed else {}
@@ -167,14 +167,14 @@ def draw_spreads(
     return figure
 
 
-def _axes(title: str | None) -> tuple[Any, Any]:
-    """An empty figure in the style of all."""
+def empty(title: str | None, size: tuple[float, float] = (7, 4.2)) -> tuple[Any, Any]:
+    """`(figure, axes)`, empty, in the style of all; `size` in inches."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(figsize=(7, 4.2))
+    figure, axes = pyplot.subplots(figsize=size)
     axes.grid(alpha=0.25)
     axes.spines[["top", "right"]].set_visible(False)
     if title:

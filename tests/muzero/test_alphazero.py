@@ -164,9 +164,10 @@ def _planner(agent):
     from muzero.model import Heads
     from muzero.support import Support
     from podracer.networks.functional import functional
+    from podracer.networks.policies import policy
 
     network = functional(lambda rngs: agent.network(ENV.spec, Heads(21, 0), rngs))
-    return planning.Planner(network, Support(1.0, 21), Support(1.0, 0), -1.0)
+    return planning.Planner(network, Support(1.0, 21), Support(1.0, 0), -1.0, policy(ENV.spec.action))
 
 
 def test_the_memory_holds_no_states():

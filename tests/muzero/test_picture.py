@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import jax
-import matplotlib
 import mctx
 import numpy as np
 import pytest
@@ -13,7 +12,6 @@ from podracer import plot
 from podracer.errors import UserError
 from tests.muzero.search import models
 
-matplotlib.use("Agg")
 SIMS, ACTIONS = 12, 3
 
 
