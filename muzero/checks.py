@@ -30,34 +30,49 @@ def check_actions(name: str, spec: Spec) -> int:
 
 
 def check_model(name: str, spec: Spec, heads: Heads, network: Functional) -> None:
-    """Refuse a network whose outputs have the wrong shapes, naming the output.
+    """Refuse a network that lacks a method, or whose outputs have the wrong shapes, naming it.
 
     Raises:
-      UserError: a shape is wrong.
+      UserError: a method is missing, or a shape is wrong.
     """
     size = 2
     observation = jax.tree.map(lambda leaf: jnp.zeros((size, *leaf.shape), leaf.dtype), features(spec.observation))
-
     action = jnp.broadcast_to(blank_action(spec.action), (size, *blank_action(spec.action).shape))
 
     def run(module):
+        methods = ["represent", "predict", *(["project"] if heads.projection else [])]
+        methods += ["afterstate", "happen", "encode"] if heads.outcomes else ["step"] if heads.reward_bins else []
+        for method in methods:
+            if not callable(getattr(module, method, None)):
+                raise UserError(
+                    f"{name}: the network {type(module).__name__} has no method {method}; expected "
+                    f"{', '.join(methods)}. Add it, or choose --network muzero."
+                )
         latent = module.represent(observation)
-        stepped = module.step(latent, action) if heads.reward_bins and not heads.outcomes else None
-        return latent, stepped, module.predict(latent)
+        seen = module.predict(latent)
+        outputs = {
+            "the policy": (seen.policy, (size, policy(spec.action).num_numbers)),
+            "the value": (seen.value, (size, heads.value_bins)),
+        }
+        moved = None
+        if heads.outcomes:
+            after, said = module.afterstate(latent, action)
+            outputs["the value of an afterstate"] = said.value, (size, heads.value_bins)
+            outputs["the policy of chance"] = said.outcome, (size, heads.outcomes)
+            outputs["the code of chance"] = module.encode(latent, latent), (size, heads.outcomes)
+            moved = module.happen(after, jax.nn.one_hot(jnp.zeros(size, jnp.int32), heads.outcomes))
+        elif heads.reward_bins:
+            moved = module.step(latent, action)
+        if moved is not None:
+            outputs["the latent after a step"] = moved[0], latent.shape
+            outputs["the reward after a step"] = moved[1], (size, heads.reward_bins)
+        for what, (got, shape) in outputs.items():
+            if got.shape != shape:
+                raise UserError(
+                    f"{name}: {what} has the shape {list(got.shape)}; expected {list(shape)}. Change the network."
+                )
 
-    latent, stepped, seen = jax.eval_shape(lambda key: network.apply(network.init(key), run), _key())
-    wanted = {}
-    if stepped is not None:
-        following, reward = stepped
-        wanted["the latent after a step"] = following.shape, latent.shape
-        wanted["the reward after a step"] = reward.shape, (size, heads.reward_bins)
-    wanted |= {
-        "the policy": (seen.policy.shape, (size, policy(spec.action).num_numbers)),
-        "the value": (seen.value.shape, (size, heads.value_bins)),
-    }
-    for what, (got, expected) in wanted.items():
-        if got != expected:
-            raise UserError(f"{name}: {what} has the shape {list(got)}; expected {list(expected)}. Change the network.")
+    jax.eval_shape(lambda key: network.apply(network.init(key), run), _key())
 
 
 def _key() -> Any:

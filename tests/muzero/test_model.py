@@ -9,7 +9,7 @@ import pytest
 
 from muzero.bodies import action_encoder, unit
 from muzero.checks import check_model
-from muzero.model import Heads, network
+from muzero.model import Heads, Model, network
 from podracer import specs
 from podracer.errors import UserError
 from podracer.networks.functional import functional
@@ -140,3 +140,36 @@ def test_a_network_with_a_wrong_output_is_named(wrong):
     with pytest.raises(UserError, match=rf"muzero: {wrong} has the shape .*expected .*Change the network"):
         check_model("muzero", spec, HEADS, bad)
     check_model("muzero", spec, HEADS, net)
+
+
+@pytest.mark.parametrize("wrong", ["the value of an afterstate", "the policy of chance", "the code of chance"])
+def test_a_network_with_a_wrong_output_about_chance_is_named(wrong):
+    spec, heads = SPECS["discrete"], HEADS._replace(outcomes=4)
+
+    class Wrong(Model):
+        def afterstate(self, latent, action):
+            after, said = super().afterstate(latent, action)
+            name = {"the value of an afterstate": "value", "the policy of chance": "outcome"}.get(wrong)
+            return after, said if name is None else said._replace(**{name: getattr(said, name)[:, 1:]})
+
+        def encode(self, before, after):
+            code = super().encode(before, after)
+            return code[:, 1:] if "code" in wrong else code
+
+    bad = functional(lambda rngs: Wrong(spec, heads, network(width=6, head_width=5), rngs))
+    with pytest.raises(UserError, match=rf"stochastic-muzero: {wrong} has the shape .*expected .*Change the network"):
+        check_model("stochastic-muzero", spec, heads, bad)
+    good = functional(lambda rngs: Model(spec, heads, network(width=6, head_width=5), rngs))
+    check_model("stochastic-muzero", spec, heads, good)
+
+
+@pytest.mark.parametrize(
+    ("heads", "missing"), [(HEADS, "represent"), (HEADS._replace(outcomes=4), "afterstate"), (HEADS, "step")]
+)
+def test_a_network_without_a_method_is_told_which(heads, missing):
+    spec = SPECS["discrete"]
+    lacking = type("Lacking", (Model,), {missing: None})
+    with pytest.raises(
+        UserError, match=rf"x: the network Lacking has no method {missing}; expected .*{missing}.*muzero"
+    ):
+        check_model("x", spec, heads, functional(lambda rngs: lacking(spec, heads, network(6, 1, 5), rngs)))
