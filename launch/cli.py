@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.unraisablehook = lambda _: None
         sys.exit(2)
     except KeyboardInterrupt as interrupt:
-        print(f"podracer: {interrupt or 'interrupted'}", file=sys.stderr)
+        print(f"podracer: {str(interrupt) or 'interrupted'}", file=sys.stderr)
         sys.exit(130)
     except BrokenPipeError:
         # The reader of our output is gone (`podracer envs | head`); nothing is left to say to it.

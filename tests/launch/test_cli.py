@@ -441,6 +441,15 @@ def test_damaged_run_directories_are_one_line(finished, mistake, tmp_path):
             assert says in mistake(name, directory)
 
 
+@pytest.mark.parametrize(("interrupt", "says"), [((), "interrupted"), (("stopped at 3 steps",), "stopped at 3 steps")])
+def test_ctrl_c_is_one_line_and_exit_status_130(podracer, monkeypatch, interrupt, says):
+    def stops():
+        raise KeyboardInterrupt(*interrupt)
+
+    monkeypatch.setattr(cli, "_dispatch", lambda arguments: stops())
+    assert podracer("agents") == (130, "", f"podracer: {says}\n")
+
+
 def test_a_reader_that_is_gone_is_no_failure():
     """`podracer envs | head -1`: no traceback, no message, whatever the buffers hold."""
     script = f"{sys.executable} -m launch.cli envs | head -1; echo ${{PIPESTATUS[0]}}"
