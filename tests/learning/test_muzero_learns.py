@@ -35,27 +35,26 @@ MAKERS = {
 @pytest.mark.parametrize(
     ("name", "more"),
     [
-        ("gumbel", {}),
         ("gumbel", {"search": "rounds", "sampling": "prioritised", "value_target": "network", "reanalysed": 32}),
         ("muzero", {"temperature_updates": 200}),
     ],
-    ids=["gumbel", "gumbel with everything", "puct"],
+    ids=["gumbel with everything", "puct"],
 )
 def test_catch_is_solved(name, more):
-    """Within 300,000 decisions: about ten seconds. Nearly every ball is caught, with the noise of acting."""
+    """Within 200,000 decisions. Nearly every ball is caught, with the noise of acting."""
     maker, config = MAKERS[name]
     env, curve = envs.Catch(), Curve()
     agent = maker(env.spec, config(**(SETTINGS | more)), NETWORK)
-    anakin.train(agent, env, total_steps=300_000, batch_per_core=32, cores=1, evaluations=0, sinks=[curve])
-    assert curve.at(300_000) >= 0.8
+    anakin.train(agent, env, total_steps=200_000, batch_per_core=32, cores=1, evaluations=0, sinks=[curve])
+    assert curve.at(200_000) >= 0.8
 
 
 def test_catch_is_solved_on_sebulba():
     """The same agent, unchanged: actor threads search while the other core learns."""
     env, curve = envs.Catch(), Curve()
     agent = muzero.gumbel_muzero(env.spec, muzero.GumbelConfig(**SETTINGS), NETWORK)
-    sebulba.train(agent, env, total_steps=300_000, batch_size=32, cores=2, evaluations=0, probe=False, sinks=[curve])
-    assert curve.at(300_000) >= 0.8
+    sebulba.train(agent, env, total_steps=200_000, batch_size=32, cores=2, evaluations=0, probe=False, sinks=[curve])
+    assert curve.at(200_000) >= 0.8
 
 
 def test_pendulum_is_swung_up_with_sampled_actions():

@@ -30,7 +30,7 @@ NETWORKS = {
     "lstm": networks.lstm(4, networks.mlp((8,))),
     "gru": networks.gru(3, networks.mlp((5,), "elu")),
 }
-PLANNERS = ("alphazero", "gumbel-muzero", "muzero")
+PLANNERS = ("alphazero", "gumbel-muzero", "muzero", "sampled-muzero", "stochastic-muzero")
 PLANNING = {"muzero": muzero.network(8, 2, 16, "mlp")}
 CONVOLUTIONAL = {
     "nature": networks.cnn((4, 8), ((5, 3), (3, 1)), 16),
