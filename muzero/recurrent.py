@@ -5,7 +5,8 @@ it. L is the batch size, or a multiple of it where a search evaluates several le
 assume one. The records are mctx's own: a model written for mctx is searched here unchanged, and the other way round.
 
 Whatever the model returns, the tree stays finite: logits that are NaN or below -5e29 (`-inf`, or the least float) mean
-that there is no such action; rewards, discounts and values that are not finite count as 0.
+that there is no such action; rewards, discounts and values that are not finite count as 0, and `nonfinite_at` in the
+summary of the tree says in which simulation that happened first.
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class Expansion(NamedTuple):
     reward: Array  # [L] for the edge that leads here
     discount: Array  # [L] of the value
     chance: Array  # [L] 1 where the node is a chance node
+    broken: Array  # [L] bool, something that the model said was no number
 
 
 Expand = Callable[[Array, Array, Any], tuple[Expansion, Any]]  # (rng_key, action [L], embedding) -> ..., embedding
@@ -76,6 +78,14 @@ def finite(values: Any) -> Array:
     return jnp.where(jnp.isfinite(values), values, 0.0)
 
 
+def broken(logits: Any, *numbers: Any) -> Array:
+    """[L] where logits [L, A] are NaN (infinite ones have a meaning), or numbers [L] are not finite."""
+    found = jnp.any(jnp.isnan(jnp.asarray(logits, jnp.float32)), axis=-1)
+    for each in numbers:
+        found |= ~jnp.isfinite(jnp.asarray(each, jnp.float32))
+    return found
+
+
 def deterministic(recurrent_fn: Callable, params: Any, num_actions: int) -> Expand:
     """A model whose every node is the player's."""
 
@@ -85,7 +95,8 @@ def deterministic(recurrent_fn: Callable, params: Any, num_actions: int) -> Expa
         out, new = result
         value = finite(out.value)
         reward, discount = finite(out.reward), finite(out.discount)
-        return Expansion(prior(out.prior_logits), value, reward, discount, jnp.zeros_like(value)), new
+        strange = broken(out.prior_logits, out.value, out.reward, out.discount)
+        return Expansion(prior(out.prior_logits), value, reward, discount, jnp.zeros_like(value), strange), new
 
     return expand
 
@@ -125,6 +136,11 @@ def stochastic(decision_fn: Callable, chance_fn: Callable, params: Any, root: An
             jnp.where(decision, 0.0, finite(then.reward)),
             jnp.where(decision, 1.0, finite(then.discount)),
             decision.astype(jnp.float32),
+            jnp.where(
+                decision,
+                broken(after.chance_logits, after.afterstate_value),
+                broken(then.action_logits, then.value, then.reward, then.discount),
+            ),
         )
         return expansion, (new_state, new_afterstate, ~decision)
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from muzero.qvalues import ILLEGAL, TINY
-from muzero.recurrent import Expansion, Prior, RootFnOutput, check_array, finite, prior
+from muzero.recurrent import Expansion, Prior, RootFnOutput, broken, check_array, finite, prior
 from muzero.simulate import Limits
 from muzero.tree import Tree
 from podracer.errors import UserError, check_number
@@ -54,10 +54,10 @@ def check(root: RootFnOutput, invalid_actions: Any, limits: Limits) -> Array:
     return jnp.asarray(invalid_actions).astype(bool)
 
 
-def node(policy: Prior, value: Any) -> Expansion:
+def node(policy: Prior, root: RootFnOutput) -> Expansion:
     """The roots as nodes of the player."""
-    value = finite(value)
-    return Expansion(policy, value, jnp.zeros_like(value), jnp.ones_like(value), jnp.zeros_like(value))
+    value, strange = finite(root.value), broken(root.prior_logits, root.value)
+    return Expansion(policy, value, jnp.zeros_like(value), jnp.ones_like(value), jnp.zeros_like(value), strange)
 
 
 def noisy_logits(prior_logits: Any, invalid: Array, noise: Dirichlet) -> Array:

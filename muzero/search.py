@@ -140,7 +140,7 @@ def muzero_policy(
     rule = adapted(qtransform)
     expand = recurrent.deterministic(recurrent_fn, params, logits.shape[1])
     ties = tie_noise(search_key, logits.shape)
-    tree = plant(roots.node(prior(logits), root.value), root.embedding, invalid, num_simulations + 1, ties(0))
+    tree = plant(roots.node(prior(logits), root), root.embedding, invalid, num_simulations + 1, ties(0))
     select = lambda node: selection.puct(node, rule, pb_c_init, pb_c_base)
     tree = run(search_key, tree, expand, lambda tree, index: select(tree.roots()), select, limits, ties)
     return PolicyOutput(*roots.draw_by_visits(action_key, tree, temperature), tree)
@@ -195,7 +195,7 @@ def stochastic_muzero_policy(
         return jnp.where(node.chance[:, 0] > 0, selection.likely_outcome(node), player)
 
     ties = tie_noise(search_key, policy.logits.shape)
-    tree = plant(roots.node(policy, root.value), model.embedding, invalid, num_simulations + 1, ties(0))
+    tree = plant(roots.node(policy, root), model.embedding, invalid, num_simulations + 1, ties(0))
     tree = run(search_key, tree, model.expand, lambda tree, index: select(tree.roots()), select, limits, ties)
     return PolicyOutput(*roots.draw_by_visits(action_key, tree, temperature), tree)
 
@@ -242,7 +242,7 @@ def gumbel_muzero_policy(
     policy = prior(jnp.where(invalid, ILLEGAL, root.prior_logits))
     gumbel = gumbel_scale * jax.random.gumbel(gumbel_key, invalid.shape, jnp.float32)
     extra = GumbelMuZeroExtraData(root_gumbel=gumbel)  # pyright: ignore[reportCallIssue]
-    tree = plant(roots.node(policy, root.value), root.embedding, invalid, num_simulations + 1, extra_data=extra)
+    tree = plant(roots.node(policy, root), root.embedding, invalid, num_simulations + 1, extra_data=extra)
     rule = adapted(qtransform)
     expand = recurrent.deterministic(recurrent_fn, params, invalid.shape[1])
     select = lambda node: selection.improved_policy(node, rule)

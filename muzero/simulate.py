@@ -183,6 +183,7 @@ def _attach(tree: Tree, start: Start, leaf: Leaf, new: Expansion, rows: Array, e
         best=put(tree.best, jnp.stack([first, jnp.full_like(first, -1)], axis=1), first_row),
         up=put(tree.up, jnp.stack([parent, leaf.action], axis=1), first_row),
         step=put(tree.step, jnp.stack([new.reward, new.discount], axis=1), first_row),
+        broken=put(tree.broken, new.broken, first_row),
         embeddings=jax.tree.map(lambda stored, leaf: put(stored, leaf, first_row), tree.embeddings, embedding),
     )
 

@@ -41,6 +41,9 @@ class SearchSummary(NamedTuple):
     visit_probs: Array  # [B, A] their shares; uniform where nothing was visited
     value: Array  # [B] mean of the returns
     qvalues: Array  # [B, A] 0 where unvisited
+    nonfinite_at: (
+        Array  # [B] int32, the first simulation (1, 2, ...; 0: the root) with a NaN in what the model said; -1
+    )
 
 
 class Tree(NamedTuple):
@@ -51,6 +54,7 @@ class Tree(NamedTuple):
     best: Array  # [F, 2] int32, the edge that selection takes now, and its child; unused at the roots
     up: Array  # [F, 2] int32, row of the parent and the edge that leads here; -1 at roots and unused nodes
     step: Array  # [F, 2] float32, reward and discount on that edge
+    broken: Array  # [F] bool, what the model said of the node was not finite; it counts as 0
     embeddings: Any  # [F, ...]
     root_invalid_actions: Array  # [B, A] bool
     extra_data: Any = ()  # [B, ...] Gumbel: `root_gumbel` [B, A]
@@ -163,12 +167,14 @@ class Tree(NamedTuple):
         return self.children_qvalues[jnp.arange(self.batch_size), indices]
 
     def summary(self) -> SearchSummary:
-        """Visits, value and Q-values of the roots."""
+        """Visits, value and Q-values of the roots, and whether the model failed."""
         root, actions = self.roots(), slice(0, self.num_actions)
         visits = root.visits[:, actions]
         total = jnp.sum(visits, axis=-1, keepdims=True)
         probs = jnp.where(total > 0, visits / jnp.maximum(total, 1), 1 / self.num_actions)
-        return SearchSummary(visits, probs, root.value[:, 0], root.qvalues[:, actions])
+        strange = self.per_tree(self.broken)
+        nonfinite_at = jnp.where(jnp.any(strange, -1), jnp.argmax(strange, -1), -1).astype(jnp.int32)
+        return SearchSummary(visits, probs, root.value[:, 0], root.qvalues[:, actions], nonfinite_at)
 
 
 def as_node(rows: Array, width: int) -> Node:
@@ -214,6 +220,7 @@ def plant(
         best=jnp.full((rows, 2), -1, jnp.int32),
         up=jnp.full((rows, 2), -1, jnp.int32),
         step=jnp.zeros((rows, 2)),
+        broken=room(root.broken),
         embeddings=jax.tree.map(lambda leaf: room(jnp.asarray(leaf)), embedding),
         root_invalid_actions=invalid,
         extra_data=extra_data,

@@ -84,6 +84,25 @@ def test_a_model_that_returns_nan_leaves_the_tree_finite(run):
     assert all_finite((output.action_weights, tree))
 
 
+@pytest.mark.parametrize("field", ["value", "reward", "discount", "logits"])
+def test_the_simulation_in_which_the_model_fails_is_reported(run, field):
+    """State 7 is broken. From root 0 everything leads there, from the others nothing does."""
+    model = models.table(2, 30, ACTIONS)
+    model.following[np.isin(model.following, (0, 7))] = 10
+    model.following[0] = 7
+    if field in ("value", "logits"):
+        getattr(model, field)[7] = np.nan
+    else:
+        getattr(model, field)[0] = np.inf
+    valid, roots = np.zeros((BATCH, ACTIONS), bool), np.arange(BATCH)
+    found = run(model, models.table_root(model, roots), valid).search_tree.summary().nonfinite_at
+    np.testing.assert_array_equal(found, [1, *[-1] * (BATCH - 1)])
+    model.value[3] = np.nan
+    model.following[2] = 3
+    found = run(model, models.table_root(model, roots), valid).search_tree.summary().nonfinite_at
+    np.testing.assert_array_equal(np.asarray(found)[[0, 2, 3]], [1, 1, 0])
+
+
 def test_same_shapes_compile_once(run):
     model = models.table(3, 30, ACTIONS)
     for key in (1, 2):
