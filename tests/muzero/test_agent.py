@@ -123,11 +123,10 @@ def test_gradient_steps_follow_the_decisions(ratio):
 @pytest.mark.parametrize(
     "settings",
     [
-        {},
         {"sampling": "prioritised", "value_target": "network", "reanalysed": 8, "self_consistency": True},
         {"reanalysed": 32, "target_update": "copy", "target_period": 3, "td_steps": 50, "td_lambda": 0.9},
     ],
-    ids=["plain", "all", "reanalysed"],
+    ids=["all", "reanalysed"],
 )
 def test_replicas_stay_equal_and_memories_differ(settings):
     """Eight cores, each with a memory of its own: after three updates the replicated parts are the same bits."""
