@@ -74,7 +74,7 @@ def _by_known_range(config: AlphaZeroConfig) -> Callable:
     Stretched to the range of the node, as usual, moves that are as good as one another would be told apart by the
     noise of their values. Policies then become certain of one of them, and self-play forgets the others.
     """
-    qtransform = planning.library(config.search).qtransform_completed_by_mix_value
+    qtransform = planning.implementation(config.search).qtransform_completed_by_mix_value
     scale = config.value_scale / (2 * config.value_limit)
     return functools.partial(qtransform, value_scale=scale, rescale_values=False)
 

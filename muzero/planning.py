@@ -44,7 +44,7 @@ class Planner(NamedTuple):
 Search = Callable[[Planner, Any, Any, Any, Array, Any], Plan]
 
 
-def library(search: Literal["fast", "rounds", "mctx"]) -> ModuleType:
+def implementation(search: Literal["fast", "rounds", "mctx"]) -> ModuleType:
     """Who searches: both libraries have the same functions. Imported late, as they take long to import."""
     return importlib.import_module("mctx" if search == "mctx" else "muzero.search")
 
@@ -166,7 +166,7 @@ def _over_all(tree_search: TreeSearch, model: Model) -> Search:
 
 
 def _puct(config: Config | AlphaZeroConfig | SampledConfig, name: str = "muzero_policy") -> TreeSearch:
-    policy = getattr(library(config.search), name)
+    policy = getattr(implementation(config.search), name)
 
     def search(weights, key, root, recurrent, legal, acting):
         output = policy(
@@ -196,7 +196,7 @@ def temperature(config: Config | AlphaZeroConfig | SampledConfig, updates: Array
 
 
 def _gumbel(config: GumbelConfig | AlphaZeroConfig | SampledConfig, qtransform: Callable | None = None) -> TreeSearch:
-    policy = library(config.search).gumbel_muzero_policy
+    policy = implementation(config.search).gumbel_muzero_policy
     more = {"mode": "rounds"} if config.search == "rounds" else {}
     more |= {} if qtransform is None else {"qtransform": qtransform}
 
@@ -236,7 +236,7 @@ def _pick(actions: Array, edge: Array) -> Array:
 
 def record(name: str) -> Any:
     """A record of mctx's, which both searches take."""
-    return getattr(library("mctx"), name)
+    return getattr(implementation("mctx"), name)
 
 
 def _plan(output: Any) -> Plan:

@@ -54,7 +54,7 @@ def random_player() -> Player:
 def mcts(spec: Spec, simulations: int, exploration: float = 1.25) -> Player:
     """Monte Carlo tree search without any network: each new node is judged by one game of random moves from there."""
     check_number("simulations", simulations, minimum=1, whole=True)
-    search = planning.library("fast")
+    search = planning.implementation("fast")
     discount = -1.0 if spec.alternating else 1.0
     recurrent = stepper(spec, discount, lambda params, key, seen: (_uniform(seen), rollout(spec, seen, key)))
 

@@ -13,18 +13,7 @@ from tests.muzero.dice import Dice
 
 pytestmark = [pytest.mark.slow, pytest.mark.loose_rank]
 
-SETTINGS = {
-    "num_simulations": 8,
-    "learning_rate": 3e-3,
-    "batch_size": 64,
-    "replay_ratio": 2.0,
-    "replay_steps": 16_384,
-    "min_replay": 1_024,
-    "value_limit": 10.0,
-    "value_bins": 21,
-    "reward_limit": 10.0,
-    "reward_bins": 21,
-}
+SETTINGS = presets.PRESETS["catch-gumbel-muzero"].config
 NETWORK = muzero.network(32, 1, 32)
 MAKERS = {
     "muzero": (muzero.muzero, muzero.Config),
