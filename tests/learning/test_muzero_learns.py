@@ -42,8 +42,8 @@ def test_catch_is_solved_on_sebulba():
     """The same agent, unchanged: actor threads search while the other core learns."""
     env, curve = envs.Catch(), Curve()
     agent = muzero.gumbel_muzero(env.spec, muzero.GumbelConfig(**SETTINGS), NETWORK)
-    sebulba.train(agent, env, total_steps=200_000, batch_size=32, cores=2, evaluations=0, probe=False, sinks=[curve])
-    assert curve.at(200_000) >= 0.8
+    sebulba.train(agent, env, total_steps=280_000, batch_size=32, cores=2, evaluations=0, probe=False, sinks=[curve])
+    assert curve.at(280_000) >= 0.8
 
 
 def test_pendulum_is_swung_up_with_sampled_actions():
