@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import jax
+import jax.extend.core
 import numpy as np
 
 REDUCTIONS = ("psum", "psum_invariant", "pmin", "pmax", "all_gather", "all_to_all", "ppermute", "reduce_scatter")
