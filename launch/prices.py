@@ -1,4 +1,4 @@
-"""What TPU slices cost, by the dated table of `data/prices.csv`; a price that is not in it is unknown, never guessed."""
+"""What TPU slices cost, by the dated table of `data/prices.csv`; what is not in it is unknown, never guessed."""
 
 from __future__ import annotations
 
@@ -40,10 +40,7 @@ def find(piece: Slice, region: str | None, spot: bool, given: float | None = Non
     kind = "spot" if spot else "on demand"
     if given is not None:
         return Price(given, kind, None, "--price-per-chip-hour", "")
-    rows = [
-        row for name in (piece.name, piece.generation.name) for row in read_table("prices.csv") if row["type"] == name
-    ]
-    for row in rows:
+    for row in _rows(piece):
         if region is None or region == row["region"] or region.startswith(row["region"] + "-"):
             text = row["spot" if spot else "on_demand"]
             if text and float(text) != PLACEHOLDER:
@@ -63,7 +60,14 @@ def per_hour(piece: Slice, region: str | None, spot: bool, given: float | None =
 
 def advice(piece: Slice, region: str | None) -> str:
     """Where the table has prices of such a slice, and how to give one's own."""
-    known = [row["region"] for row in read_table("prices.csv") if row["type"] in (piece.name, piece.generation.name)]
+    known = [row["region"] for row in _rows(piece)]
     where = "" if region is None else f" in {region}"
     regions = f" (there are: {', '.join(dict.fromkeys(known))})" if known else ""
     return f"the table has none{where}{regions}. Give --price-per-chip-hour."
+
+
+def _rows(piece: Slice) -> list[dict[str, str]]:
+    """The prices of this very slice, or where it has none those of its generation."""
+    table = read_table("prices.csv")
+    own = [row for row in table if row["type"] == piece.name]
+    return own or [row for row in table if row["type"] == piece.generation.name]
