@@ -19,6 +19,9 @@ class Price(NamedTuple):
     source: str
     read: str  # date
 
+    def short(self) -> str:
+        return self.kind + ("" if self.region is None else f", {self.region}")
+
     def describe(self) -> str:
         where = "" if self.region is None else f" in {self.region}"
         return f"{self.kind}{where}, {self.source}" + (f", read {self.read}" if self.read else "")

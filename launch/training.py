@@ -8,6 +8,7 @@ import importlib
 import pathlib
 from typing import Any
 
+from launch import cost
 from launch.flags import flags
 from launch.machine import Machine, run_directory, with_blame
 from launch.parse import parse, take, take_options
@@ -81,6 +82,7 @@ def _train(architecture: str, arguments: list[str]) -> None:
     settings = trainer.Settings(**{name: getattr(options, name) for name in settings_type})
     directory = pathlib.Path(options.run) if options.run else _default_directory(env_name, agent_name)
     runs.check_new(directory)
+    per_dollar = None if options.cost_type is None else cost.PerDollar(options.cost_type)
     cores = Machine(options.cores, options.platform).start()
 
     agent_config, network = getattr(options, "agent", None), getattr(options, "network", network)
@@ -101,7 +103,7 @@ def _train(architecture: str, arguments: list[str]) -> None:
         references,
         lambda: trainer.train(agent, env, settings, cores=cores, run_dir=directory, recipe=recipe, notes=notes),
     )
-    _report(run)
+    _report(run, per_dollar)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -230,7 +232,7 @@ def _absolute(name: str) -> str:
     return f"{pathlib.Path(path).absolute()}:{found}"
 
 
-def _report(run: Any) -> None:
+def _report(run: Any, per_dollar: cost.PerDollar | None = None) -> None:
     """What a finished run came to."""
     import numpy as np
 
@@ -241,6 +243,8 @@ def _report(run: Any) -> None:
         score += f", measured again on {run.metrics['absolute_episodes']} episodes {np.mean(run.absolute_score):.2f}"
         score += f" (means of {run.absolute_score.size} runs)" if run.absolute_score.size > 1 else ""
     print(f"{run.directory}: {run.steps:,} steps{score}")
+    if per_dollar is not None and "frames_per_s" in run.metrics:
+        print(per_dollar.line(run.metrics["frames_per_s"], run.env.spec.frame_skip))
     drawn = can_draw(run.env)
     print(
         "next:",
