@@ -119,7 +119,7 @@ def _print(points: list[scaling_model.Point], piece: slices.Slice, skip: int, so
     last = points[-1]
     modelled, worst, _ = (100 * each for each in last.efficiency)
     print(f"{TITLE}: {last.cores:,} cores of {piece.generation.name}: {last.steps_per_s[0] * skip:,.0f} frames/s,")
-    print(f"{modelled:.1f} % of perfect scaling ({worst:.1f} % at worst); from {source}")
+    print(f"{modelled:.1f} % of perfect scaling ({worst:.1f} % at worst); {source}")
     price = prices.find(piece, None, False)
     if price is not None:
         per_hour = price.usd * piece.chips
