@@ -84,8 +84,7 @@ def _rate(options: Options) -> rates.Rate:
     if options.from_ is not None:
         rate = rates.read(pathlib.Path(options.from_))
     else:
-        options.start()
-        rate = rates.measure(options.env, options.agent, options.seconds)
+        rate = rates.measure(options.env, options.agent, options.seconds, options.start())
     return rate._replace(frame_skip=options.frame_skip or rate.frame_skip)
 
 

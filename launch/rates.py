@@ -14,6 +14,8 @@ from podracer.errors import UserError, check_number
 
 FROM = "A run directory, or a JSON file of podracer bench, to take the measurement from."  # help of --from
 
+BATCH_PER_CORE, UPDATES = 256, 20  # of a measurement here
+
 
 class Rate(NamedTuple):
     """A measured speed of training."""
@@ -125,8 +127,8 @@ def _skip_in_csv(path: pathlib.Path) -> int:
     return max(round(ratios[0]), 1) if ratios else 1
 
 
-def measure(env_name: str, agent_name: str, seconds: float) -> Rate:
-    """Train on Anakin on all cores here, for so long; median of the calls after the first two.
+def measure(env_name: str, agent_name: str, seconds: float, cores: int | None = None) -> Rate:
+    """Train on Anakin here, on so many cores, for so long; median of the calls after the first two.
 
     Raises:
       UserError: there is no such environment or agent, or it does not compile.
@@ -142,7 +144,7 @@ def measure(env_name: str, agent_name: str, seconds: float) -> Rate:
             f"--env {env_name} steps on the host; measure it with podracer bench sebulba, then give --from."
         )
     agent = config.make_agent(env.spec, config.agent_maker(agent_name))
-    loop = anakin.Anakin(agent, env, batch_per_core=256, unroll_length=20, updates_per_call=20)
+    loop = anakin.Anakin(agent, env, BATCH_PER_CORE, unroll_length=20, updates_per_call=UPDATES, num_cores=cores)
     state, laps, until = loop.init(0), [], float("inf")
     while time.perf_counter() < until or len(laps) < 3:
         began = time.perf_counter()
@@ -157,4 +159,4 @@ def measure(env_name: str, agent_name: str, seconds: float) -> Rate:
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(state.learner.params))
     source = f"measured here and now: {agent_name} on {env_name}, Anakin, {mesh.describe(list(loop.mesh.devices.flat))}"
     steps_per_s = loop.steps_per_call / lap
-    return Rate(steps_per_s, env.spec.frame_skip, loop.num_cores, lap / 20, size, source)
+    return Rate(steps_per_s, env.spec.frame_skip, loop.num_cores, lap / UPDATES, size, source)
