@@ -7,9 +7,9 @@ import shlex
 import sys
 
 from launch import container, jobset, manifest, prices, slices
-from launch.launching import check_bucket, check_name, say, training_command
 from launch.parse import parse
 from launch.tools import ToolFailed, Tools
+from launch.words import check_bucket, check_name, needs_bucket, say, split, training_command
 from podracer.errors import UserError, check_number
 
 IMAGE = r"[a-z0-9][a-z0-9._/-]*(:[A-Za-z0-9._-]+)?(@sha256:[0-9a-f]{64})?"
@@ -53,9 +53,10 @@ class Options:
     """With --apply, only print the command."""
 
 
-def main(arguments: list[str], command: list[str]) -> None:
+def main(arguments: list[str]) -> None:
     """Render, and where asked for apply."""
     text = "Render a JobSet for Google Kubernetes Engine with its Dockerfile, and create it with kubectl."
+    arguments, command = split(arguments)
     options = parse(Options, arguments, "podracer launch gke", text)
     bucket, piece = _check(options), slices.parse(options.type)
     if jobset.accelerator(piece) is None:
@@ -68,8 +69,12 @@ def main(arguments: list[str], command: list[str]) -> None:
     document = manifest.to_yaml(jobset.manifest(job))
     say(piece.describe())
     say(prices.per_hour(piece, options.region, options.spot, options.price_per_chip_hour))
-    if bucket is None:
-        say("without --bucket, the run is lost when its pods end")
+    if bucket is None and piece.hosts > 1:
+        if options.apply and not options.dry_run:
+            raise UserError(needs_bucket(piece))
+        say(needs_bucket(piece))
+    elif bucket is None:
+        say("without --bucket, the run is lost when its pod ends")
     paths = manifest.write(
         options.out, {"jobset.yaml": document} | container.files(options.image, options.out, options.base_image)
     )

@@ -69,7 +69,7 @@ def _job(job: Job) -> dict[str, Any]:
         return {"action": "FailJob", "onExitCodes": found}
 
     disrupted = {"action": "FailJob", "onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
-    final = on_status(exits.BAD_INPUT, exits.NOT_FINITE, exits.STALLED)
+    final = on_status(exits.BAD_INPUT, exits.NOT_FINITE)
     return {
         "completionMode": "Indexed",
         "parallelism": job.piece.hosts,

@@ -1,99 +1,28 @@
-"""`podracer launch KIND [OPTIONS] -- train ...`: the same training command, on other machines.
-
-What is launched is always `podracer train ... --run DIRECTORY --or-resume`, one process per host: started again, it
-goes on from its newest checkpoint, so that a restart needs to know nothing.
-"""
+"""`podracer launch KIND [OPTIONS] -- train ...`: the same training command, on other machines."""
 
 from __future__ import annotations
 
 import importlib
-import re
-import sys
 
 from podracer.errors import UserError, closest
 
-# Kind -> (module with a function `main(arguments, command)`, what it does).
-KINDS: dict[str, tuple[str, str]] = {
+# Name -> the module whose `main(arguments)` does it, and what it does.
+KINDS = {
     "tpu-vm": ("launch.tpu_vm", "on a Cloud TPU slice, with gcloud: create, install, start, follow, fetch, delete"),
     "gke": ("launch.gke", "as a JobSet on Google Kubernetes Engine, with its Dockerfile"),
     "slurm": ("launch.slurm", "as an sbatch script, one task per node"),
 }
-ARCHITECTURES = ("anakin", "sebulba")
-OWN = ("--run", "--or-resume")  # flags of `train` that the launcher sets
-NAME = r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?"  # what Google Cloud, Kubernetes and Slurm all take
 
 
 def main(arguments: list[str]) -> None:
-    """Show the kinds, or run one; the exit status is that of the run."""
+    """`podracer launch KIND [OPTIONS] -- COMMAND`; the exit status is that of the run."""
     if not arguments or arguments[0] in ("-h", "--help"):
         print(f"usage: podracer launch {{{','.join(KINDS)}}} [OPTIONS] -- train ARCHITECTURE [OPTIONS]\n")
         for name, (_, text) in KINDS.items():
-            print(f"  {name:<8} {text}")
+            print(f"  {name:<9} {text}")
         print("\n`podracer launch KIND --help` lists the options of each; `--dry-run` shows what would be done.")
         return
     kind = arguments[0]
     if kind not in KINDS:
-        raise UserError(f"unknown kind '{kind}'.{closest(kind, KINDS)} Expected {' or '.join(KINDS)}.")
-    options, command = split(arguments[1:])
-    importlib.import_module(KINDS[kind][0]).main(options, command)
-
-
-def split(arguments: list[str]) -> tuple[list[str], list[str]]:
-    """The launcher's options, and the words after `--`."""
-    if "--" not in arguments:
-        return arguments, []
-    at = arguments.index("--")
-    return arguments[:at], arguments[at + 1 :]
-
-
-def training_command(words: list[str], run: str) -> list[str]:
-    """The words of the command that each host runs.
-
-    Raises:
-      UserError: they are not a training command, or set what the launcher sets.
-    """
-    words = words[1:] if words[:1] == ["podracer"] else words
-    if words[:1] != ["train"] or len(words) < 2 or words[1] not in ARCHITECTURES:
-        got = f"'{' '.join(words[:2])}'" if words else "nothing"
-        raise UserError(
-            f"after -- there is {got}; expected train anakin or train sebulba with its options. "
-            "Write: podracer launch KIND [OPTIONS] -- train sebulba --env atari/Pong"
-        )
-    for flag in OWN:
-        if any(word.partition("=")[0] == flag for word in words):
-            raise UserError(f"{flag} is set by the launcher, from --name. Leave it out after --.")
-    broken = [word for word in words if any(ord(letter) < 32 for letter in word)]
-    if broken:
-        raise UserError(f"{broken[0]!r} holds a control character; expected plain words after --. Remove it.")
-    return ["podracer", *words, "--run", run, "--or-resume"]
-
-
-def check_name(flag: str, value: str, pattern: str = NAME) -> str:
-    """`value`, where it can be part of names of resources, files and commands.
-
-    Raises:
-      UserError: it holds anything else, such as characters that mean something to a shell.
-    """
-    if not re.fullmatch(pattern, value):
-        expected = "small letters, digits and -, beginning with a letter, at most 40" if pattern == NAME else pattern
-        raise UserError(f"{flag} is {value!r}; expected {expected}. Change {flag}.")
-    return value
-
-
-def check_bucket(value: str | None) -> str | None:
-    """The name of the bucket `gs://NAME`, or None.
-
-    Raises:
-      UserError: it is not such a name.
-    """
-    if value is None:
-        return None
-    match = re.fullmatch(r"gs://([a-z0-9][a-z0-9._-]{1,61}[a-z0-9])/?", value)
-    if match is None:
-        raise UserError(f"--bucket is {value!r}; expected gs://NAME, without a folder. Change --bucket.")
-    return match[1]
-
-
-def say(text: str) -> None:
-    """A line about the launch; what a command prints for others to read goes to stdout, this does not."""
-    print(text, file=sys.stderr, flush=True)
+        raise UserError(f"unknown kind of launch '{kind}'.{closest(kind, KINDS)} Expected {' or '.join(KINDS)}.")
+    importlib.import_module(KINDS[kind][0]).main(arguments[1:])

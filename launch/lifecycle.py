@@ -1,6 +1,6 @@
 """A run on a slice that may go away: all steps in a row, and again where starting again helps.
 
-What a status means is decided here: 75, 71 and 70 are started again, as a slice that was taken away is, up to
+A run is started again where `exits.worth_restarting` says so, and with a new slice where this one was taken away, up to
 `max_restarts` times in all; anything else ends the launch with that status.
 """
 
@@ -10,16 +10,15 @@ import contextlib
 import time
 
 from launch import remote, steps
-from launch.launching import say
 from launch.queued import GONE, MISSING, READY
 from launch.steps import Steps
 from launch.tools import ToolFailed
+from launch.words import say
 from podracer import exits
 from podracer.errors import UserError
 
 GRACE_S = 120.0  # for the other hosts, once one has ended
 ASK_S = 5.0  # between questions to hosts of which some have ended
-AGAIN = (exits.PREEMPTED, exits.PEER_LOST, exits.INTERNAL)
 TAKEN = -1  # instead of a status: the slice is gone
 
 
@@ -41,7 +40,7 @@ class Launch(Steps):
                     self._bring_up()
                 started = True
                 status = self._attempt()
-                if status not in (TAKEN, *AGAIN) or restarts == self._plan.max_restarts:
+                if not (status == TAKEN or exits.worth_restarting(status)) or restarts == self._plan.max_restarts:
                     break
                 restarts += 1
                 fresh = status == TAKEN
@@ -153,10 +152,11 @@ class Launch(Steps):
 def verdict(found: dict[str, str]) -> int:
     """One status for the run: what cannot be mended by starting again comes first, success only where all had it.
 
-    A host that aborted since another one was gone (134, or lost without a word) only counts where none says more.
+    That another host is gone only counts where no host says more; nor does the abort that JAX makes of it.
     """
     numbers = [int(status) if status.isdigit() else exits.PEER_LOST for status in found.values()]
-    for status in (exits.BAD_INPUT, exits.NOT_FINITE, exits.STALLED, *AGAIN):
+    reasons = (exits.BAD_INPUT, exits.NOT_FINITE, exits.STALLED, exits.INTERNAL, exits.PREEMPTED, exits.PEER_LOST)
+    for status in reasons:
         if status in numbers:
             return status
     return max(numbers)

@@ -7,9 +7,9 @@ import shlex
 import sys
 
 from launch import manifest
-from launch.launching import check_name, say, training_command
 from launch.parse import parse
 from launch.tools import ToolFailed, Tools
+from launch.words import check_name, say, split, training_command
 from podracer import exits
 from podracer.errors import check_number
 
@@ -17,8 +17,7 @@ WORD = r"[A-Za-z0-9._-]+"
 TIME = r"(\d+-)?\d{1,2}(:\d{2}){1,2}|\d+"
 FOLDER = r"[A-Za-z0-9._/~-]+"
 GRES = r"[A-Za-z0-9._:,-]+"
-# Pre-empted, failed, or aborted by JAX since another host had gone (134).
-AGAIN = (exits.INTERNAL, exits.PEER_LOST, exits.PREEMPTED, 134)
+AGAIN = (exits.INTERNAL, exits.PEER_LOST, exits.STALLED, exits.PREEMPTED, exits.ABORTED, 137)  # worth restarting
 
 _SCRIPT = """\
 #!/bin/bash
@@ -78,8 +77,9 @@ class Options:
     """With --submit, only print the command."""
 
 
-def main(arguments: list[str], command: list[str]) -> None:
+def main(arguments: list[str]) -> None:
     """Render, and where asked for submit."""
+    arguments, command = split(arguments)
     options = parse(Options, arguments, "podracer launch slurm", "Render an sbatch script, and submit it with sbatch.")
     _check(options)
     script = render(options, training_command(command, options.run or f"runs/{options.name}"))

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 from launch import project, remote
-from launch.launching import say
 from launch.queued import FAILED, FOREIGN, GONE, MISSING, READY, State
 from launch.tools import ToolFailed, Tools
+from launch.words import say
 from podracer.errors import UserError
 
 POLL_S = 20.0  # between questions to the cloud

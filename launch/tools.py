@@ -13,7 +13,7 @@ import subprocess
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from launch.launching import say
+from launch.words import say
 from podracer.errors import UserError
 
 INSTALL = {

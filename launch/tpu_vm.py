@@ -10,12 +10,12 @@ from typing import Any, Literal
 
 from launch import prices, project, remote, slices
 from launch.compute import InstanceGroup
-from launch.launching import check_bucket, check_name, say, training_command
 from launch.lifecycle import Launch
 from launch.parse import parse
 from launch.queued import QueuedResource
 from launch.steps import Plan
 from launch.tools import ToolFailed, Tools, require
+from launch.words import check_bucket, check_name, needs_bucket, say, split, training_command
 from podracer.errors import UserError, check_number, closest
 
 STEPS = {
@@ -51,7 +51,7 @@ class Options:
     bucket: str | None = None
     """gs://NAME: the run is written there, and survives the slice. None: on the hosts' disks."""
     max_restarts: int = 0
-    """How often to start again: after status 75, 71 or 70, or with a new slice where this one was taken away."""
+    """How often to start again where that may help (see docs/cloud.md), also with a new slice for one taken away."""
     out: str | None = None
     """Folder for the run when it is fetched; None: runs/NAME."""
     source: str = "."
@@ -74,8 +74,9 @@ class Options:
     """Print the commands and the price, and do nothing."""
 
 
-def main(arguments: list[str], command: list[str]) -> None:
+def main(arguments: list[str]) -> None:
     """One step, or without a name of one all of them."""
+    arguments, command = split(arguments)
     step = arguments[0] if arguments and not arguments[0].startswith("-") else None
     if step is not None and step not in STEPS:
         raise UserError(f"unknown step '{step}'.{closest(step, STEPS)} Expected {', '.join(STEPS)}, or none for all.")
@@ -87,6 +88,8 @@ def main(arguments: list[str], command: list[str]) -> None:
     piece = slices.parse(options.type) if options.type else None
     launch, where = _make(options, step, command, tools, piece)
     if not options.dry_run:
+        if piece is not None and piece.hosts > 1 and options.bucket is None and step in (None, "create", "start"):
+            raise UserError(needs_bucket(piece))
         require("gcloud")
     if piece is not None and step in (None, "create"):
         _announce(options, piece)
@@ -179,5 +182,7 @@ def _announce(options: Options, piece: slices.Slice) -> None:
     mark = "# " if options.dry_run else ""
     tell(mark + piece.describe())
     tell(mark + prices.per_hour(piece, options.zone, options.spot, options.price_per_chip_hour))
-    if options.bucket is None and (options.spot or options.max_restarts):
+    if options.bucket is None and piece.hosts > 1:
+        tell(f"{mark}{needs_bucket(piece)}")
+    elif options.bucket is None and (options.spot or options.max_restarts):
         tell(mark + "without --bucket, checkpoints are lost with the slice: a new one begins from the start")

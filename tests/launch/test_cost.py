@@ -86,6 +86,7 @@ def test_a_file_of_bench_tells_its_best_speed(tmp_path):
     assert (rate.steps_per_s, rate.frame_skip, rate.cores) == (30, 4, 2)
 
 
+@pytest.mark.slow
 def test_this_machine_is_measured_where_nothing_is_given(capsys, monkeypatch):
     monkeypatch.setattr(rates, "BATCH_PER_CORE", 16)
     assert bench("cost", "--seconds", "0.1", "--cores", "2", "--json") == 0

@@ -13,7 +13,7 @@ import subprocess
 import pytest
 import yaml
 
-from launch import cli, jobset, manifest, slices
+from launch import cli, jobset, manifest, slices, slurm
 from podracer import exits
 
 ROOT = pathlib.Path(__file__).parents[2]
@@ -21,10 +21,11 @@ GOLDEN = ROOT / "tests" / "golden" / "launch"
 TRAIN = "-- train sebulba --env atari/Pong"
 SECRETS = {"WANDB_API_KEY": "planted-key-1234", "HF_TOKEN": "planted-token-5678"}
 CASES = {
-    "tpu-vm-queued": f"tpu-vm --name run1 --type v5litepod-16 --zone us-west4-a --spot --dry-run {TRAIN}",
-    "tpu-vm-bucket": f"tpu-vm --name run1 --type v4-8 --zone us-central2-b --bucket gs://my-runs --dry-run {TRAIN}",
+    "tpu-vm": "tpu-vm --name run1 --type v5litepod-16 --zone us-west4-a --spot --bucket gs://my-runs --dry-run "
+    f"{TRAIN}",
+    "tpu-vm-one-host": f"tpu-vm --name run1 --type v4-8 --zone us-central2-b --dry-run {TRAIN}",
     "tpu-vm-compute-engine": "tpu-vm --name run1 --type tpu7x-16 --zone us-central1-c --project my-project "
-    f"--price-per-chip-hour 12 --dry-run {TRAIN}",
+    f"--bucket gs://my-runs --price-per-chip-hour 12 --dry-run {TRAIN}",
     "gke": "gke --name run1 --type v5litepod-16 --image r/podracer:1 --bucket gs://my-runs --spot --apply --dry-run "
     f"{TRAIN}",
     "gke-one-host": "gke --name run1 --type v6e-8 --image r/podracer:1 --privileged --namespace lab "
@@ -184,6 +185,7 @@ def outcome(status, disrupted=False):
         (exits.BAD_INPUT, False, "FailJobSet"),
         (exits.NOT_FINITE, False, "FailJobSet"),
         (exits.PEER_LOST, False, "RestartJobSet"),
+        (exits.STALLED, False, "RestartJobSet"),
         (exits.INTERNAL, False, "RestartJobSet"),
     ],
 )
@@ -240,7 +242,16 @@ def test_kubectl_and_sbatch_get_the_document_on_their_input(here, tmp_path, monk
 
 @pytest.mark.parametrize(
     "status, restarts, requeued",
-    [(75, 0, True), (71, 1, True), (134, 0, True), (75, 2, False), (2, 0, False), (72, 0, False), (0, 0, False)],
+    [
+        (75, 0, True),
+        (71, 1, True),
+        (73, 0, True),
+        (134, 0, True),
+        (75, 2, False),
+        (2, 0, False),
+        (72, 0, False),
+        (0, 0, False),
+    ],
 )
 def test_the_sbatch_script_requeues_what_it_should(here, tmp_path, capfd, status, restarts, requeued):
     """Run by bash, with an srun that ends so."""
@@ -257,11 +268,18 @@ def test_the_sbatch_script_requeues_what_it_should(here, tmp_path, capfd, status
     assert (path.read_text() if path.exists() else "") == ("requeue 17\n" if requeued else "")
 
 
+def test_slurm_starts_again_what_is_worth_it():
+    """What the statuses mean is decided in one place."""
+    assert all(exits.worth_restarting(status) for status in slurm.AGAIN)
+    assert not set(slurm.AGAIN) & {0, exits.BAD_INPUT, exits.NOT_FINITE, exits.INTERRUPTED}
+
+
 @pytest.mark.parametrize(
     "line, says",
     [
         ("", None),
-        ("tpu", "unknown kind 'tpu'. Did you mean 'tpu-vm'?"),
+        ("tpu", "unknown kind of launch 'tpu'. Did you mean 'tpu-vm'?"),
+        (f"gke --name run1 --type v4-16 --image r/p:1 --apply {TRAIN}", "--bucket is missing; the 2 hosts of v4-16"),
         (f"gke --name run1 --type v2-8 --image r/p:1 {TRAIN}", "--type v2-8 is not there on GKE"),
         (f"gke --name run1 --type v5litepod-9 --image r/p:1 {TRAIN}", "Near it: v5litepod-4: 4 chips, 4 cores"),
         (f"gke --name run1 --type v4-8 --image r;p {TRAIN}", "--image is 'r;p'"),

@@ -21,6 +21,7 @@ from launch import cli, lifecycle, steps
 
 FAKE = pathlib.Path(__file__).with_name("fake_gcloud.py")
 WHERE = ["--name", "run1", "--zone", "us-west4-a"]
+ONE, POD = ["--type", "v5litepod-8"], ["--type", "v5litepod-16", "--bucket", "gs://my-runs"]
 TRAIN = ["--", "train", "sebulba", "--env", "atari/Pong"]
 SECRET = "planted-secret-4711"
 
@@ -46,6 +47,17 @@ def cloud(tmp_path, monkeypatch):
         case "$*" in *"uv venv"*) mkdir -p .venv/bin; cp "$FAKE_CLOUD/podracer" .venv/bin/podracer;; esac
         """,
     )
+    # A bucket is a folder that all hosts see.
+    executable(
+        host / "gcsfuse",
+        """
+        #!/bin/sh
+        for bucket; do [ "$bucket" = bucket ] || name=$bucket; done
+        mkdir -p "$FAKE_CLOUD/buckets/$name"
+        rmdir bucket && ln -s "$FAKE_CLOUD/buckets/$name" bucket
+        """,
+    )
+    executable(host / "mountpoint", "#!/bin/sh\n[ -L bucket ]\n")
     executable(host / "curl", '#!/bin/sh\nprintf "%s" "$WORKER"\n')
     # As `tail --pid=PID -n +LINE -F train.log`, which notices the end only when the process here is reaped.
     executable(
@@ -72,9 +84,10 @@ def cloud(tmp_path, monkeypatch):
         n=$(cat "$count" 2> /dev/null || echo 0)
         echo $((n + 1)) > "$count"
         echo "$JAX_PLATFORMS $JAX_COORDINATOR_PORT podracer $*" >> "$FAKE_CLOUD/started-$WORKER"
-        mkdir -p run
-        echo "from host $WORKER" > run/config.json
-        echo "part" > "run/part-$WORKER"
+        run=$(echo "$*" | sed 's/.*--run \\([^ ]*\\).*/\\1/')
+        mkdir -p "$run"
+        [ "$WORKER" != 0 ] || echo "from host 0" > "$run/config.json"
+        echo "part" > "$run/part-$WORKER"
         . "$FAKE_CLOUD/attempt-$n"
         """,
     )
@@ -120,26 +133,26 @@ def verbs(cloud):
 
 
 def test_all_steps_in_a_row(cloud, capfd):
-    """Created, waited for, installed, started on both hosts, followed, fetched from both, deleted."""
+    """Created, waited for, installed, started on both hosts, followed, fetched from the bucket, deleted."""
     (cloud / "size").write_text("2")
     (cloud / "states").write_text("WAITING_FOR_RESOURCES PROVISIONING ACTIVE")
     attempts(cloud, 'echo "1,000 steps"; sleep 0.3; echo "2,000 steps"')
-    assert launch(*WHERE, "--type", "v5litepod-16", "--spot", *TRAIN) == 0
+    assert launch(*WHERE, *POD, "--spot", *TRAIN) == 0
     out, err = capfd.readouterr()
     assert out == "1,000 steps\n2,000 steps\n"  # of the first host alone
     assert "$7.68 per hour" in err and "run1: PROVISIONING" in err
-    expected = ["create", "scp", "ssh", "ssh", "ssh", "ssh", "ssh", "scp", "scp", "delete"]
-    assert verbs(cloud) == expected
+    assert verbs(cloud) == ["create", "scp", "ssh", "ssh", "ssh", "ssh", "rsync", "delete"]
     create = next(call for call in calls(cloud) if "create" in call)
     assert create[:5] == ["compute", "tpus", "queued-resources", "create", "run1"]
     flags = {"--zone=us-west4-a", "--accelerator-type=v5litepod-16", "--labels=podracer-launch=run1", "--spot"}
     assert flags < set(create)
+    assert "my-runs" in {path.name for path in (cloud / "buckets").iterdir()}
     for worker in "01":
         started = (cloud / f"started-{worker}").read_text()
-        assert started == "tpu 8476 podracer train sebulba --env atari/Pong --run run --or-resume\n"
+        assert started == "tpu 8476 podracer train sebulba --env atari/Pong --run bucket/run1 --or-resume\n"
     run = pathlib.Path("runs/run1")
     assert (run / "config.json").read_text() == "from host 0\n"
-    assert {"part-0", "part-1", "train.log"} <= {path.name for path in run.iterdir()}
+    assert {"part-0", "part-1"} <= {path.name for path in run.iterdir()}
     assert not (cloud / "state").exists()
     assert SECRET not in out + err + (cloud / "calls.jsonl").read_text()
 
@@ -154,7 +167,7 @@ def test_some_statuses_are_started_again_on_the_same_slice(cloud, monkeypatch, f
     monkeypatch.setattr(lifecycle, "GRACE_S", 0.2)
     (cloud / "size").write_text("2")
     attempts(cloud, first, "exit 0")
-    assert launch(*WHERE, "--type", "v5litepod-16", "--max-restarts", "1", *TRAIN) == 0
+    assert launch(*WHERE, *POD, "--max-restarts", "1", *TRAIN) == 0
     assert verbs(cloud).count("create") == 1
     assert (cloud / "count-0").read_text() == (cloud / "count-1").read_text() == "2\n"
 
@@ -164,21 +177,21 @@ def test_other_statuses_end_the_launch(cloud, status):
     """The worst of the hosts counts; the slice is deleted, the run is fetched."""
     (cloud / "size").write_text("2")
     attempts(cloud, f'if [ "$WORKER" = 1 ]; then exit {status}; fi; exit 71')
-    assert launch(*WHERE, "--type", "v5litepod-16", "--max-restarts", "3", *TRAIN) == status
+    assert launch(*WHERE, *POD, "--max-restarts", "3", *TRAIN) == status
     assert (cloud / "count-0").read_text() == "1\n"
     assert verbs(cloud)[-1] == "delete" and pathlib.Path("runs/run1/config.json").exists()
 
 
 def test_restarts_are_counted(cloud):
     attempts(cloud, *["exit 75"] * 2)
-    assert launch(*WHERE, "--type", "v5litepod-16", "--max-restarts", "1", *TRAIN) == 75
+    assert launch(*WHERE, *ONE, "--max-restarts", "1", *TRAIN) == 75
     assert (cloud / "count-0").read_text() == "2\n"
 
 
 def test_a_slice_that_is_taken_away_is_replaced(cloud, capfd):
     """Its remains are deleted before the new one is asked for."""
     attempts(cloud, 'echo one; sleep 0.6; echo SUSPENDED > "$FAKE_CLOUD/state"; exit 1', "echo two")
-    assert launch(*WHERE, "--type", "v5litepod-16", "--spot", "--max-restarts", "2", *TRAIN) == 0
+    assert launch(*WHERE, *ONE, "--spot", "--max-restarts", "2", *TRAIN) == 0
     assert [verb for verb in verbs(cloud) if verb in ("create", "delete")] == ["create", "delete", "create", "delete"]
     out, err = capfd.readouterr()
     assert out.splitlines() == ["one", "two"] and "taken away" in err
@@ -187,7 +200,7 @@ def test_a_slice_that_is_taken_away_is_replaced(cloud, capfd):
 
 def test_a_slice_that_is_taken_away_once_too_often(cloud):
     attempts(cloud, 'echo SUSPENDED > "$FAKE_CLOUD/state"')
-    assert launch(*WHERE, "--type", "v5litepod-16", "--spot", *TRAIN) == 75
+    assert launch(*WHERE, *ONE, "--spot", *TRAIN) == 75
     assert verbs(cloud)[-1] == "delete" and not (cloud / "state").exists()
 
 
@@ -196,13 +209,13 @@ def test_what_an_earlier_launch_left_is_deleted_first(cloud, left):
     (cloud / "state").write_text(left)
     (cloud / "labels").write_text('{"podracer-launch": "run1"}')
     attempts(cloud, "true")
-    assert launch(*WHERE, "--type", "v5litepod-16", *TRAIN) == 0
+    assert launch(*WHERE, *ONE, *TRAIN) == 0
     assert verbs(cloud)[:2] == ["delete", "create"]
 
 
 def test_a_request_that_fails_says_why_and_is_deleted(cloud, capfd):
     (cloud / "states").write_text("WAITING_FOR_RESOURCES FAILED")
-    assert launch(*WHERE, "--type", "v5litepod-16", *TRAIN) == 1
+    assert launch(*WHERE, *ONE, *TRAIN) == 1
     assert "There is no more capacity in the zone" in capfd.readouterr().err
     assert verbs(cloud) == ["create", "delete"]
 
@@ -211,7 +224,7 @@ def test_a_command_that_fails_is_one_line_and_leaves_nothing(cloud, capfd):
     (cloud / "fail").write_text("scp")
     steps.TRIES, before = 2, steps.TRIES
     try:
-        assert launch(*WHERE, "--type", "v5litepod-16", *TRAIN) == 1
+        assert launch(*WHERE, *ONE, *TRAIN) == 1
     finally:
         steps.TRIES = before
     last = capfd.readouterr().err.splitlines()[-1]
@@ -222,7 +235,7 @@ def test_a_command_that_fails_is_one_line_and_leaves_nothing(cloud, capfd):
 def test_what_others_made_is_neither_used_nor_deleted(cloud, capfd):
     (cloud / "state").write_text("ACTIVE")
     (cloud / "labels").write_text('{"owner": "somebody"}')
-    for arguments in ([*WHERE, "--type", "v5litepod-16", *TRAIN], ["delete", *WHERE]):
+    for arguments in ([*WHERE, *ONE, *TRAIN], ["delete", *WHERE]):
         assert launch(*arguments) == 2
         assert "podracer-launch=run1" in capfd.readouterr().err
     assert verbs(cloud) == []
@@ -231,7 +244,7 @@ def test_what_others_made_is_neither_used_nor_deleted(cloud, capfd):
 def test_a_name_that_is_in_use_is_refused(cloud, capfd):
     (cloud / "state").write_text("ACTIVE")
     (cloud / "labels").write_text('{"podracer-launch": "run1"}')
-    assert launch(*WHERE, "--type", "v5litepod-16", *TRAIN) == 2
+    assert launch(*WHERE, *ONE, *TRAIN) == 2
     assert "exists (ACTIVE, node READY)" in capfd.readouterr().err
     assert verbs(cloud) == []
 
@@ -239,22 +252,21 @@ def test_a_name_that_is_in_use_is_refused(cloud, capfd):
 def test_each_step_on_its_own(cloud, capfd):
     (cloud / "size").write_text("2")
     attempts(cloud, "echo working; exit 75")
-    shape = ["--type", "v5litepod-16"]
-    assert launch("create", *WHERE, *shape) == 0
-    assert launch("copy", *WHERE) == launch("install", *WHERE) == launch("start", *WHERE, *TRAIN) == 0
+    assert launch("create", *WHERE, *POD) == 0
+    assert launch("copy", *WHERE) == launch("install", *WHERE, *POD) == launch("start", *WHERE, *POD, *TRAIN) == 0
     copied = {path.name for path in (cloud / "hosts/0/podracer/run1").iterdir()}
     assert "pyproject.toml" in copied and ".env" not in copied  # what may hold secrets stays here
     assert launch("logs", *WHERE) == 75
     assert launch("status", *WHERE) == 0
     out = capfd.readouterr().out
     assert out == "working\nrun1: ACTIVE, node READY\nhost 0: 75\nhost 1: 75\n"
-    assert launch("fetch", *WHERE, "--out", "here") == 0 and pathlib.Path("here/config.json").exists()
+    assert launch("fetch", *WHERE, *POD, "--out", "here") == 0 and pathlib.Path("here/config.json").exists()
     assert launch("delete", *WHERE) == 0 and not (cloud / "state").exists()
 
 
 def test_nothing_is_started_twice(cloud, capfd):
     attempts(cloud, "sleep 5")
-    launch("create", *WHERE, "--type", "v5litepod-16")
+    launch("create", *WHERE, *ONE)
     launch("copy", *WHERE)
     launch("install", *WHERE)
     assert launch("start", *WHERE, *TRAIN) == 0
@@ -265,21 +277,28 @@ def test_nothing_is_started_twice(cloud, capfd):
     assert launch("delete", *WHERE) == 0
 
 
-def test_the_bucket_is_mounted_and_fetched_from(cloud):
-    executable(cloud / "hostbin" / "gcsfuse", '#!/bin/sh\necho "$*" >> "$FAKE_CLOUD/mounted"\n')
-    attempts(cloud, "true")
-    assert launch(*WHERE, "--type", "v5litepod-16", "--bucket", "gs://my-runs", *TRAIN) == 0
-    assert "my-runs bucket" in (cloud / "mounted").read_text()
-    assert "--run bucket/run1 --or-resume" in (cloud / "started-0").read_text()
-    rsync = next(call for call in calls(cloud) if "rsync" in call)
-    assert rsync == ["storage", "rsync", "--recursive", "gs://my-runs/run1", "runs/run1"]
+def test_one_host_needs_no_bucket(cloud):
+    """Its run comes back as one file, with the log."""
+    attempts(cloud, "echo 1,000 steps")
+    assert launch(*WHERE, *ONE, *TRAIN) == 0
+    assert "--run run --or-resume" in (cloud / "started-0").read_text()
+    run = pathlib.Path("runs/run1")
+    assert (run / "train.log").read_text() == "1,000 steps\n" and (run / "config.json").exists()
+
+
+def test_several_hosts_need_one_before_they_cost_anything(cloud, capfd):
+    line = [*WHERE, "--type", "v5litepod-16"]
+    assert launch(*line, *TRAIN) == 2
+    assert "the 4 hosts of v5litepod-16 need a run directory that all of them see" in capfd.readouterr().err
+    assert launch(*line, "--dry-run", *TRAIN) == 0 and calls(cloud) == []
+    assert "# --bucket is missing" in capfd.readouterr().out
 
 
 def test_compute_engine_makes_policy_template_and_group_and_follows_jaxs_first_host(cloud, capfd):
     (cloud / "size").write_text("2")
     (cloud / "states").write_text("PROVISIONING RUNNING")
     attempts(cloud, 'echo "host $WORKER"')
-    shape = ["--type", "tpu7x-16", "--project", "my-project", "--spot"]
+    shape = ["--type", "tpu7x-16", "--project", "my-project", "--spot", "--bucket", "gs://my-runs"]
     assert launch(*WHERE, *shape, *TRAIN) == 0
     out, err = capfd.readouterr()
     assert out == "host 0\n" and "price of tpu7x-16: unknown" in err
@@ -295,7 +314,7 @@ def test_compute_engine_makes_policy_template_and_group_and_follows_jaxs_first_h
 
 def test_an_instance_group_that_is_stopped_is_replaced(cloud):
     attempts(cloud, 'echo STOPPED > "$FAKE_CLOUD/state"; exit 1', "exit 0")
-    shape = ["--type", "v6e-16", "--api", "compute-engine", "--project", "my-project", "--max-restarts", "1"]
+    shape = ["--type", "v6e-8", "--api", "compute-engine", "--project", "my-project", "--max-restarts", "1"]
     (cloud / "always").write_text("RUNNING")
     assert launch(*WHERE, *shape, *TRAIN) == 0
     assert (cloud / "count-0").read_text() == "2\n"
@@ -306,7 +325,7 @@ def test_ctrl_c_fetches_what_there_is_and_deletes(cloud):
     attempts(cloud, "echo working; sleep 30")
     script = "import sys; from launch import cli, lifecycle; lifecycle.ASK_S = 0.05; cli.main(sys.argv[1:])"
     root = str(pathlib.Path(__file__).parents[2])
-    words = [sys.executable, "-c", script, "launch", "tpu-vm", *WHERE, "--type", "v5litepod-16", *TRAIN]
+    words = [sys.executable, "-c", script, "launch", "tpu-vm", *WHERE, *ONE, *TRAIN]
     process = subprocess.Popen(
         words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": root}
     )
@@ -321,10 +340,10 @@ def test_ctrl_c_fetches_what_there_is_and_deletes(cloud):
 
 def test_without_gcloud_a_dry_run_works_and_nothing_else(cloud, monkeypatch, capfd):
     monkeypatch.setenv("PATH", str(cloud))
-    assert launch(*WHERE, "--type", "v5litepod-16", *TRAIN) == 2
+    assert launch(*WHERE, *ONE, *TRAIN) == 2
     assert "gcloud is not installed. Install the Google Cloud CLI" in capfd.readouterr().err
-    assert launch(*WHERE, "--type", "v5litepod-16", "--dry-run", *TRAIN) == 0
-    assert capfd.readouterr().out.startswith("# v5litepod-16: 16 chips")
+    assert launch(*WHERE, *ONE, "--dry-run", *TRAIN) == 0
+    assert capfd.readouterr().out.startswith("# v5litepod-8: 8 chips")
 
 
 @pytest.mark.parametrize(
@@ -403,6 +422,7 @@ def test_the_clouds_of_tests_are_not_the_users(cloud):
         ({"0": "75", "1": "2"}, 2),
         ({"0": "0", "1": "137"}, 137),
         ({"0": "0", "1": "running"}, 71),
+        ({"0": "73", "1": "71"}, 73),
     ],
 )
 def test_one_status_of_many_hosts(found, status):
