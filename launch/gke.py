@@ -38,7 +38,7 @@ class Options:
     service_account: str | None = None
     """Kubernetes service account, for the bucket."""
     privileged: bool = False
-    """Run as root with all rights of the node, which old versions of GKE need for TPUs."""
+    """Run as root with all rights of the node, for clusters on which TPUs do not work without."""
     base_image: str | None = None
     """What the image is built on; None: python:3.11-slim-bookworm."""
     region: str | None = None

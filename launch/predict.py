@@ -156,7 +156,7 @@ def _draw(
         panel.set_xlabel("cores (TensorCores)")
         ticks = [4**k for k in range(7) if 4**k <= max(panel.get_xlim()[1], 1)]
         panel.set_xticks(ticks, [f"{tick:,}" for tick in ticks], minor=False)
-    left.legend(frameon=False, fontsize=8, loc="lower right")
+    left.legend(frameon=False, fontsize=8, loc="lower right", handlelength=3)
     figure.suptitle(f"{TITLE}: weak scaling up to {piece.name}", fontweight="bold")
     figure.text(0.5, 0.01, _caption(measured, skip, source, bandwidth), ha="center", va="bottom", fontsize=8)
     figure.tight_layout(rect=(0, 0.1, 1, 1.0))
