@@ -120,6 +120,8 @@ class Launch(Steps):
 
     def _end(self, started: bool, finished: bool) -> None:
         """Fetch what there is and delete the slice, also after an error or Ctrl-C."""
+        if self._tools.dry_run and not finished:  # whoever read the commands is gone
+            return
         if not finished:
             say("ending early: fetching what there is of the run, then deleting the slice (--keep would leave it)")
         try:

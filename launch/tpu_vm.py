@@ -18,16 +18,7 @@ from launch.tools import ToolFailed, Tools, require
 from launch.words import check_bucket, check_name, needs_bucket, say, split, training_command
 from podracer.errors import UserError, check_number, closest
 
-STEPS = {
-    "create": "ask for the slice and wait for it",
-    "copy": "copy the project to all hosts",
-    "install": "install it there",
-    "start": "start one process on every host",
-    "logs": "show what the first host says, until the run ends",
-    "status": "what has become of the slice and of the process on every host",
-    "fetch": "bring the run directory here",
-    "delete": "delete the slice",
-}
+STEPS = ("create", "copy", "install", "start", "logs", "status", "fetch", "delete")
 ZONE = r"[a-z]+-[a-z]+\d+-[a-z]"
 PROJECT = r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]"
 ACCOUNT = r"[a-z0-9-]+@[a-z0-9.-]+"
@@ -80,7 +71,7 @@ def main(arguments: list[str]) -> None:
     step = arguments[0] if arguments and not arguments[0].startswith("-") else None
     if step is not None and step not in STEPS:
         raise UserError(f"unknown step '{step}'.{closest(step, STEPS)} Expected {', '.join(STEPS)}, or none for all.")
-    text = "Train on a Cloud TPU slice. Steps on their own: " + "; ".join(f"{k}: {v}" for k, v in STEPS.items()) + "."
+    text = f"Train on a Cloud TPU slice: all steps, or only one of {', '.join(STEPS)}."
     prog = "podracer launch tpu-vm" + (f" {step}" if step else "")
     options = parse(Options, arguments[1:] if step else arguments, prog, text)
     _check(options)
