@@ -14,19 +14,16 @@ import pathlib
 import platform
 import shutil
 import socket
-import subprocess
 import sys
 from collections.abc import Callable
-from typing import Literal, NamedTuple
+from typing import Literal
 
+from launch.hardware import BROKEN, OK, WARN, Finding, devices, memory, tpu_in_use
 from launch.parse import parse
 
 NEEDED = ("jax", "jaxlib", "flax", "optax", "chex", "rlax", "mctx", "numpy", "orbax-checkpoint", "tyro", "gymnax")
 PORTS = {8476: "jax.distributed as podracer launch starts it", 8482: "jax.distributed on a TPU by default"}
-JAX_TIMEOUT_S = 120.0
-LOW_MEMORY_GB, LOW_DISK_GB = 2.0, 5.0
-ROOT = pathlib.Path("/")  # replaced in tests
-OK, WARN, BROKEN = "ok", "warn", "broken"
+LOW_DISK_GB = 5.0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,15 +34,6 @@ class Options:
     """What must be there; None takes JAX_PLATFORMS, or what JAX finds."""
     json: bool = False
     """Print JSON."""
-
-
-class Finding(NamedTuple):
-    """What a check found."""
-
-    name: str
-    state: str  # ok, warn: may get in the way, broken: training cannot work
-    found: str
-    do: str = ""  # what to do about it
 
 
 def main(arguments: list[str]) -> None:
@@ -72,69 +60,6 @@ def examine(wanted: str | None = None) -> list[Finding]:
     return [holder, devices(asked), *(check() for check in checks), tools()]
 
 
-def devices(asked: str | None) -> Finding:
-    """What JAX finds, asked in a process of its own."""
-    code = (
-        "import jax, json; d = jax.devices(); "
-        "print(json.dumps([jax.default_backend(), len(d), d[0].device_kind, jax.process_count()]))"
-    )
-    environment = dict(os.environ) | ({"JAX_PLATFORMS": {"gpu": "cuda"}.get(asked, asked)} if asked else {})
-    try:
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, timeout=JAX_TIMEOUT_S, env=environment
-        )
-    except subprocess.TimeoutExpired:
-        do = "see the TPU above, or whether this is one host of many: start the same command on all of them"
-        return Finding("devices", BROKEN, f"JAX did not start within {JAX_TIMEOUT_S:g} s", do)
-    name = f"asked for {asked}" if asked else "nothing asked for"
-    if done.returncode:
-        lines = [line for line in done.stderr.splitlines() if line.strip()]
-        do = "install the extra for it: podracer[tpu] or podracer[cuda], or ask for another platform"
-        return Finding("devices", BROKEN, f"{name}; JAX: {lines[-1][:200] if lines else 'no message'}", do)
-    backend, count, kind, _ = json.loads(done.stdout.splitlines()[-1])
-    found = f"{name}, found {backend}: {count} x {kind}"
-    hardware = accelerators()
-    if backend == "cpu" and hardware and asked != "cpu":
-        do = "install the extra for it, podracer[tpu] or podracer[cuda], and set --platform to be sure"
-        return Finding("devices", WARN, f"{found}; but there is {', '.join(hardware)}", do)
-    return Finding("devices", OK, f"{found}; {platform.processor() or platform.machine()}, {os.cpu_count()} CPUs")
-
-
-def accelerators() -> list[str]:
-    """Device files of accelerators."""
-    patterns = ("dev/accel*", "dev/vfio/[0-9]*", "dev/nvidia[0-9]*")
-    return [f"/{path.relative_to(ROOT)}" for pattern in patterns for path in sorted(ROOT.glob(pattern))]
-
-
-def tpu_in_use() -> Finding:
-    """Whether another process holds the TPU, by the device files that it has open."""
-    files = [path for path in accelerators() if "nvidia" not in path]
-    lock = ROOT / "tmp" / "libtpu_lockfile"
-    if not files and not lock.exists():
-        return Finding("tpu", OK, "no TPU on this machine")
-    holders = {pid: name for pid, name in _holders(files).items() if pid != os.getpid()}
-    if holders:
-        who = ", ".join(f"{pid} ({name})" for pid, name in holders.items())
-        do = "only one process can have it: wait for that one, or end it (kill PID), then try again"
-        return Finding("tpu", BROKEN, f"the TPU is in use by process {who}", do)
-    if lock.exists():
-        do = "if no other user trains here, it is left over: rm /tmp/libtpu_lockfile"
-        return Finding("tpu", WARN, "/tmp/libtpu_lockfile is there, though no process of yours has the TPU open", do)
-    return Finding("tpu", OK, f"free: {', '.join(files)}")
-
-
-def _holders(files: list[str]) -> dict[int, str]:
-    """By process, its name: those that have one of the files open. Of other users' processes nothing can be seen."""
-    found = {}
-    for folder in ROOT.glob("proc/[0-9]*/fd"):
-        try:
-            if any(os.readlink(entry) in files for entry in folder.iterdir()):
-                found[int(folder.parent.name)] = (folder.parent / "comm").read_text().strip()
-        except OSError:
-            continue
-    return found
-
-
 def packages() -> Finding:
     """The libraries that training needs, and whether jax and jaxlib belong together."""
     versions = {name: _version(name) for name in ("podracer", *NEEDED)}
@@ -154,20 +79,6 @@ def _version(name: str) -> str | None:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def memory() -> Finding:
-    """Free memory of the host."""
-    try:
-        lines = (ROOT / "proc" / "meminfo").read_text().splitlines()
-    except OSError:
-        return Finding("memory", OK, "not known on this system")
-    sizes = {line.split(":")[0]: int(line.split()[1]) / 1e6 for line in lines if len(line.split()) > 1}
-    free, total = sizes.get("MemAvailable", 0.0), sizes.get("MemTotal", 0.0)
-    text = f"{free:.1f} GB of {total:.1f} GB are free"
-    if free < LOW_MEMORY_GB:
-        return Finding("memory", WARN, text, "end what is not needed, or take smaller batches")
-    return Finding("memory", OK, text)
 
 
 def disk() -> Finding:

@@ -9,13 +9,13 @@ import sys
 
 import pytest
 
-from launch import cli, doctor
+from launch import cli, doctor, hardware
 
 
 @pytest.fixture
 def machine(tmp_path, monkeypatch):
     """A root folder of another machine, and no wait for JAX."""
-    monkeypatch.setattr(doctor, "ROOT", tmp_path)
+    monkeypatch.setattr(hardware, "ROOT", tmp_path)
     for name in ("dev", "tmp", "proc"):
         (tmp_path / name).mkdir()
     for name in [name for name in os.environ if name.lower().endswith("_proxy")]:
@@ -45,50 +45,50 @@ def test_this_machine_for_real(capsys):
 
 def test_a_platform_that_is_not_there_is_broken(machine, monkeypatch, tmp_path):
     python(monkeypatch, tmp_path, 'echo "RuntimeError: Unable to initialize backend $JAX_PLATFORMS" >&2; exit 1')
-    finding = doctor.devices("tpu")
-    assert finding.state == doctor.BROKEN and "Unable to initialize backend tpu" in finding.found
+    finding = hardware.devices("tpu")
+    assert finding.state == hardware.BROKEN and "Unable to initialize backend tpu" in finding.found
     assert "podracer[tpu]" in finding.do
 
 
 def test_a_start_that_hangs_is_told(machine, monkeypatch, tmp_path):
-    monkeypatch.setattr(doctor, "JAX_TIMEOUT_S", 0.2)
+    monkeypatch.setattr(hardware, "JAX_TIMEOUT_S", 0.2)
     python(monkeypatch, tmp_path, "exec sleep 5")
-    finding = doctor.devices(None)
-    assert finding.state == doctor.BROKEN and "did not start within 0.2 s" in finding.found
+    finding = hardware.devices(None)
+    assert finding.state == hardware.BROKEN and "did not start within 0.2 s" in finding.found
 
 
 def test_an_accelerator_that_jax_does_not_use(machine, monkeypatch, tmp_path):
     """The silent fall-back to the CPU."""
     python(monkeypatch, tmp_path, FOUND)
-    assert doctor.devices(None).state == doctor.OK
+    assert hardware.devices(None).state == hardware.OK
     (machine / "dev" / "accel0").touch()
-    finding = doctor.devices(None)
-    assert finding.state == doctor.WARN and "/dev/accel0" in finding.found
-    assert doctor.devices("cpu").state == doctor.OK
+    finding = hardware.devices(None)
+    assert finding.state == hardware.WARN and "/dev/accel0" in finding.found
+    assert hardware.devices("cpu").state == hardware.OK
 
 
 def test_a_tpu_that_another_process_holds(machine):
-    assert doctor.tpu_in_use().found == "no TPU on this machine"
+    assert hardware.tpu_in_use().found == "no TPU on this machine"
     (machine / "dev" / "accel0").touch()
-    assert doctor.tpu_in_use().found == "free: /dev/accel0"
+    assert hardware.tpu_in_use().found == "free: /dev/accel0"
     (machine / "proc" / "4711" / "fd").mkdir(parents=True)
     (machine / "proc" / "4711" / "comm").write_text("python3\n")
     (machine / "proc" / "4711" / "fd" / "5").symlink_to("/dev/accel0")
-    finding = doctor.tpu_in_use()
-    assert finding.state == doctor.BROKEN and "process 4711 (python3)" in finding.found and "kill PID" in finding.do
+    finding = hardware.tpu_in_use()
+    assert finding.state == hardware.BROKEN and "process 4711 (python3)" in finding.found and "kill PID" in finding.do
 
 
 def test_a_lock_that_was_left(machine):
     (machine / "tmp" / "libtpu_lockfile").touch()
-    finding = doctor.tpu_in_use()
-    assert finding.state == doctor.WARN and finding.do.endswith("rm /tmp/libtpu_lockfile")
+    finding = hardware.tpu_in_use()
+    assert finding.state == hardware.WARN and finding.do.endswith("rm /tmp/libtpu_lockfile")
 
 
 def test_proxies_are_named_without_their_values(machine, monkeypatch):
-    assert doctor.proxies().state == doctor.OK
+    assert doctor.proxies().state == hardware.OK
     monkeypatch.setenv("HTTPS_PROXY", "http://user:secret@host:1")
     finding = doctor.proxies()
-    assert finding.state == doctor.WARN and "unset HTTPS_PROXY" in finding.do and "secret" not in str(finding)
+    assert finding.state == hardware.WARN and "unset HTTPS_PROXY" in finding.do and "secret" not in str(finding)
 
 
 def test_a_port_that_is_taken(monkeypatch):
@@ -96,21 +96,23 @@ def test_a_port_that_is_taken(monkeypatch):
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         monkeypatch.setattr(doctor, "PORTS", {taken.getsockname()[1]: "somebody"})
-        assert doctor.ports().state == doctor.WARN
-    assert doctor.ports().state == doctor.OK
+        assert doctor.ports().state == hardware.WARN
+    assert doctor.ports().state == hardware.OK
 
 
 def test_memory_and_what_is_missing(machine, monkeypatch):
     (machine / "proc" / "meminfo").write_text("MemTotal: 8000000 kB\nMemAvailable: 1000000 kB\n")
-    assert doctor.memory() == doctor.Finding("memory", doctor.WARN, "1.0 GB of 8.0 GB are free", doctor.memory().do)
+    assert hardware.memory() == hardware.Finding(
+        "memory", hardware.WARN, "1.0 GB of 8.0 GB are free", hardware.memory().do
+    )
     monkeypatch.setattr(doctor, "NEEDED", ("jax", "no-such-library"))
     finding = doctor.packages()
-    assert finding.state == doctor.BROKEN and finding.found == "missing: no-such-library"
+    assert finding.state == hardware.BROKEN and finding.found == "missing: no-such-library"
 
 
 def test_a_cache_in_a_bucket_may_hang(monkeypatch):
     monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", "gs://bucket/cache")
-    assert doctor.cache().state == doctor.WARN
+    assert doctor.cache().state == hardware.WARN
 
 
 def test_broken_is_status_1_and_json_holds_all(machine, monkeypatch, tmp_path, capsys):
