@@ -112,6 +112,8 @@ class AnakinOptions(Machine):
 
     total_steps: int | None = None
     """Another end for the run; None keeps its own."""
+    cost_type: str | None = None
+    """Machine type, such as v3-8: the end says frames per dollar at its price, at this run's speed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -143,13 +145,15 @@ def resume(arguments: list[str]) -> None:
     check_number("--total-steps", options.total_steps, minimum=1)
     recipe = config.read_recipe(directory)
     own = {field.name for field in dataclasses.fields(kind)} - {field.name for field in dataclasses.fields(Machine)}
+    own.remove("cost_type")
+    per_dollar = None if options.cost_type is None else cost.PerDollar(options.cost_type)
     changes = {name: getattr(options, name) for name in own if getattr(options, name) is not None}
     cores = options.start()
     run = with_blame(
         [recipe.env, recipe.agent, recipe.network],
         lambda: importlib.import_module(architecture).resume(directory, cores=cores, **changes),
     )
-    _report(run)
+    _report(run, per_dollar)
 
 
 def _preset(name: str, env: str, agent: str) -> presets.Preset | None:
