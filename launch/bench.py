@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import json
 import pathlib
 import sys
 from collections.abc import Callable
 from typing import Any
 
+from launch import cost, predict, results
 from launch.machine import Machine, with_blame
 from launch.parse import parse, take_options
 from launch.training import build
@@ -81,11 +80,13 @@ def sebulba(arguments: list[str]) -> None:
     content = {"settings": dataclasses.asdict(options), "env_options": env_options, "num_cores": topology.num_cores}
     content |= {"agent_config": agent.config, "network": agent.network}
     title = f"{options.agent} on {options.env}, {topology.num_cores} core{'s' if topology.num_cores > 1 else ''}"
-    _write(out, _rows(found, options.rounds, skip), content | facts, _draw(found, skip, title))
+    results.write(out, _rows(found, options.rounds, skip), content | facts, _draw(found, skip, title))
 
 
 FIGURES: dict[str, tuple[Callable[[list[str]], None], str]] = {
     "sebulba": (sebulba, "throughput of Sebulba against the batch size of its actor threads"),
+    "cost": (cost.main, "dollars and hours for 200 M frames, from a measurement, beside the paper's"),
+    "predict": (predict.main, "how a measured core would scale on a TPU slice: a model, beside published points"),
 }
 
 
@@ -137,21 +138,6 @@ def _draw(found: Any, frame_skip: int, title: str) -> Any:
     }
     unit = "frames per second" if frame_skip > 1 else "steps per second"
     return plot.draw_spreads(spreads, "environments per actor thread", unit, title, dashed)
-
-
-def _write(out: pathlib.Path, rows: list[dict[str, Any]], content: dict[str, Any], figure: Any) -> None:
-    """The picture, and the numbers and versions beside it."""
-    table, facts = out.with_suffix(".csv"), out.with_suffix(".json")
-    plot.save(figure, out)
-    try:
-        with open(table, "w", newline="") as file:
-            writer = csv.DictWriter(file, list(rows[0]))
-            writer.writeheader()
-            writer.writerows(rows)
-        facts.write_text(json.dumps(content, indent=2, default=str) + "\n")
-    except OSError as error:
-        raise UserError(f"--out {out} cannot be written: {error.strerror}. Choose another --out.") from error
-    print(f"{out}, {table}, {facts}")
 
 
 def _say(text: str) -> None:

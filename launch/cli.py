@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 from collections.abc import Sequence
@@ -19,15 +20,20 @@ Reinforcement learning at the speed of the accelerator.
   render RUN     draw a trained agent playing, as GIF or MP4
   play GAME RUN  play a board game against a trained agent
   plot RUN...    learning curves of several runs or seeds in one picture
-  bench sebulba  measure throughput against batch size, as a picture and CSV
+  launch KIND    train on other machines: tpu-vm, gke, slurm
+  bench FIGURE   measure throughput (sebulba), reckon what it costs (cost) or how it would scale (predict)
   compile        compile a training program for a TPU slice that is not here, and say what it needs
+  doctor         what this machine has, what is missing, and what to do about it
   envs           list the environments
   agents         list the agents
   demo           train on Catch and CartPole, with pictures
 
 `podracer COMMAND --help` lists the options of each. A run directory (RUN) is what `train` writes."""
 
-COMMANDS = ("train", "eval", "resume", "render", "play", "plot", "bench", "compile", "envs", "agents", "demo")
+COMMANDS = ("train", "eval", "resume", "render", "play", "plot", "launch", "bench")
+COMMANDS += ("compile", "doctor", "envs", "agents", "demo")
+# These start no training here, and answer without the seconds that JAX takes to import.
+LIGHT = {"launch": "launch.launching", "doctor": "launch.doctor"}
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -55,13 +61,16 @@ def _dispatch(arguments: list[str]) -> None:
         print(USAGE)
         return
     if arguments[0] == "--version":
-        import importlib.metadata
+        from importlib import metadata
 
-        print(importlib.metadata.version("podracer"))
+        print(metadata.version("podracer"))
         return
     name, rest = arguments[0], arguments[1:]
     if name not in COMMANDS:
         raise UserError(f"unknown command '{name}'.{closest(name, COMMANDS)} `podracer --help` lists the commands.")
+    if name in LIGHT:
+        importlib.import_module(LIGHT[name]).main(rest)
+        return
     # Only now what costs seconds to import: --help answers at once.
     from launch import commands
 

@@ -33,10 +33,12 @@ def flags(names: dict[str, tuple[str, str | None]], settings: Any, agent_config:
         flag(field, getattr(settings, field.name), hints[field.name], docs.get(field.name))
         for field in dataclasses.fields(settings)
     ]
+    money = "Machine type, such as v3-8: the end of the run says frames per dollar at its price, at this run's speed."
     extra = {
         "run": ("Directory of the run; must not exist. None: runs/ENV-AGENT-DATE.", str | None, None),
         "cores": (_field_texts(Machine)["cores"], str, "auto"),
         "platform": (_field_texts(Machine)["platform"], Platform | None, None),
+        "cost_type": (money, str | None, None),
     }
     for name, (text, kind, default) in extra.items():
         fields.append((name, Annotated[kind, tyro.conf.arg(help=text)], dataclasses.field(default=default)))

@@ -7,7 +7,8 @@ import contextlib
 import dataclasses
 import io
 import re
-from typing import Any
+import typing
+from typing import Annotated, Any
 
 from podracer.errors import UserError, closest
 
@@ -20,6 +21,7 @@ def parse(kind: Any, arguments: list[str], prog: str, description: str) -> Any:
     """
     import tyro
 
+    kind = _without_underscores(kind)
     arguments = _switches(arguments, booleans(kind))
     given = [argument.partition("=")[0] for argument in arguments if argument.startswith("--")]
     for flag in given:
@@ -41,11 +43,26 @@ def parse(kind: Any, arguments: list[str], prog: str, description: str) -> Any:
         raise UserError(_one_line(errors.getvalue(), flags(kind), prog)) from None
 
 
+def _without_underscores(kind: Any) -> Any:
+    """`kind`, with flags such as --from for fields such as `from_`, whose metadata holds their help."""
+    import tyro
+
+    hints = typing.get_type_hints(kind)
+    fields: list[Any] = []
+    for field in dataclasses.fields(kind):
+        if field.name.endswith("_") and "help" in field.metadata:
+            arg = tyro.conf.arg(name=field.name[:-1], help=field.metadata["help"])
+            fields.append((field.name, Annotated[hints[field.name], arg], dataclasses.field(default=field.default)))
+    if not fields:
+        return kind
+    return dataclasses.make_dataclass(kind.__name__, fields, bases=(kind,), frozen=True)
+
+
 def flags(kind: Any, prefix: str = "--") -> list[str]:
     """All flags of a dataclass and the dataclasses in it, as they are typed."""
     found = []
     for field in dataclasses.fields(kind):
-        name = prefix + field.name.replace("_", "-")
+        name = prefix + field.name.rstrip("_").replace("_", "-")
         nested = field.default if dataclasses.is_dataclass(field.default) else None
         found += flags(nested, name + ".") if nested is not None else [name]
     return found

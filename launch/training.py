@@ -8,6 +8,7 @@ import importlib
 import pathlib
 from typing import Any
 
+from launch import cost
 from launch.flags import flags
 from launch.machine import Machine, run_directory, with_blame
 from launch.parse import parse, take, take_options
@@ -27,11 +28,13 @@ def train(arguments: list[str]) -> None:
         return
     directory = asked.directory
     runs.check_new(directory)
+    per_dollar = None if asked.options.cost_type is None else cost.PerDollar(asked.options.cost_type)
     cores = Machine(asked.options.cores, asked.options.platform).start()
     env, agent = asked.make()
     trainer = importlib.import_module(asked.architecture)
     given = {"cores": cores, "run_dir": directory, "recipe": asked.recipe, "notes": asked.notes}
-    _report(with_blame(asked.references, lambda: trainer.train(agent, env, asked.settings, **given)))
+    run = with_blame(asked.references, lambda: trainer.train(agent, env, asked.settings, **given))
+    _report(run, per_dollar)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,6 +140,8 @@ class AnakinOptions(Machine):
 
     total_steps: int | None = None
     """Another end for the run; None keeps its own."""
+    cost_type: str | None = None
+    """Machine type, such as v3-8: the end says frames per dollar at its price, at this run's speed."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -168,13 +173,15 @@ def resume(arguments: list[str]) -> None:
     check_number("--total-steps", options.total_steps, minimum=1)
     recipe = config.read_recipe(directory)
     own = {field.name for field in dataclasses.fields(kind)} - {field.name for field in dataclasses.fields(Machine)}
+    own.remove("cost_type")
+    per_dollar = None if options.cost_type is None else cost.PerDollar(options.cost_type)
     changes = {name: getattr(options, name) for name in own if getattr(options, name) is not None}
     cores = options.start()
     run = with_blame(
         [recipe.env, recipe.agent, recipe.network],
         lambda: importlib.import_module(architecture).resume(directory, cores=cores, **changes),
     )
-    _report(run)
+    _report(run, per_dollar)
 
 
 def _preset(name: str, env: str, agent: str) -> presets.Preset | None:
@@ -257,7 +264,7 @@ def _absolute(name: str) -> str:
     return f"{pathlib.Path(path).absolute()}:{found}"
 
 
-def _report(run: Any) -> None:
+def _report(run: Any, per_dollar: cost.PerDollar | None = None) -> None:
     """What a finished run came to."""
     import numpy as np
 
@@ -268,6 +275,8 @@ def _report(run: Any) -> None:
         score += f", measured again on {run.metrics['absolute_episodes']} episodes {np.mean(run.absolute_score):.2f}"
         score += f" (means of {run.absolute_score.size} runs)" if run.absolute_score.size > 1 else ""
     print(f"{run.directory}: {run.steps:,} steps{score}")
+    if per_dollar is not None and "frames_per_s" in run.metrics:
+        print(per_dollar.line(run.metrics["frames_per_s"], run.env.spec.frame_skip))
     drawn = can_draw(run.env)
     print(
         "next:",

@@ -1,0 +1,162 @@
+"""How fast training is, and who says so: given on the command line, read from a run, or measured here and now."""
+
+from __future__ import annotations
+
+import csv
+import json
+import pathlib
+import statistics
+import time
+from typing import Any, NamedTuple
+
+from podracer import config
+from podracer.errors import UserError, check_number
+
+FROM = "A run directory, or a JSON file of podracer bench, to take the measurement from."  # help of --from
+
+BATCH_PER_CORE, UPDATES = 256, 20  # of a measurement here
+
+
+class Rate(NamedTuple):
+    """A measured speed of training."""
+
+    steps_per_s: float  # agent steps that were learned from
+    frame_skip: int  # frames per step
+    cores: int | None  # that made it; None where nobody said
+    update_s: float | None  # length of one update
+    params_bytes: int | None
+    source: str  # whose measurement it is, and on what, in words
+
+    @property
+    def frames_per_s(self) -> float:
+        return self.steps_per_s * self.frame_skip
+
+
+def given(steps_per_s: float, frame_skip: int, cores: int | None = None) -> Rate:
+    """What the user says.
+
+    Raises:
+      UserError: it is no speed.
+    """
+    check_number("--steps-per-s", steps_per_s, minimum=0, exclusive=True)
+    return Rate(steps_per_s, frame_skip, cores, None, None, "your measurement (--steps-per-s); not checked here")
+
+
+def read(path: pathlib.Path) -> Rate:
+    """What a run directory says, or a JSON file that has `steps_per_s` in it or in the CSV beside it.
+
+    Raises:
+      UserError: there is no speed in it.
+    """
+    return _from_run(path) if path.is_dir() else _from_json(path)
+
+
+def _from_run(path: pathlib.Path) -> Rate:
+    content = config.read(path)
+    rows = _rows(path / "metrics.jsonl")
+    if not rows:
+        raise UserError(
+            f"{path} has no row with steps_per_s yet; expected a run that has trained. Choose another --from."
+        )
+    # The first row of several may still hold what only happens once.
+    speeds = [row["steps_per_s"] for row in (rows[1:] or rows)]
+    last, speed = rows[-1], statistics.median(speeds)
+    skip = max(round(last.get("frames", last["steps"]) / max(last["steps"], 1)), 1)
+    update_s = last["steps"] / last["updates"] / speed if last.get("updates") else None
+    when = str(content.get("started", "date unknown"))[:10]
+    source = f"measured by the run {path.name} on {content.get('devices', 'devices unknown')}, {when}"
+    return Rate(speed, skip, content.get("num_cores"), update_s, _params_bytes(path), source)
+
+
+def _rows(path: pathlib.Path) -> list[dict[str, Any]]:
+    rows = []
+    for line in path.read_text().splitlines() if path.is_file() else []:
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue  # half of a line, of a run that was killed
+        if isinstance(row, dict) and row.get("steps_per_s") and row.get("steps"):
+            rows.append(row)
+    return rows
+
+
+def _params_bytes(path: pathlib.Path) -> int | None:
+    """Bytes of the params of a run, from its recipe; None where it was made from Python objects."""
+    import jax
+
+    import muzero  # noqa: F401  # its agents get their names
+
+    try:
+        agent, _ = config.build(config.read_recipe(path))
+    except UserError:
+        return None
+    params = jax.eval_shape(agent.initial_learner_state, jax.random.key(0)).params
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(params))
+
+
+def _from_json(path: pathlib.Path) -> Rate:
+    try:
+        content = json.loads(path.read_text())
+    except FileNotFoundError:
+        raise UserError(f"--from {path} does not exist; expected a run directory or a JSON file.") from None
+    except (ValueError, OSError) as error:
+        raise UserError(f"--from {path} is not readable JSON ({error}). Choose another --from.") from None
+    content = content if isinstance(content, dict) else {}
+    speed = content.get("steps_per_s", _best_in_csv(path.with_suffix(".csv")))
+    if not isinstance(speed, int | float) or isinstance(speed, bool) or not 0 < speed < float("inf"):
+        raise UserError(f"--from {path} has no steps_per_s above 0, nor has the CSV beside it. Choose another --from.")
+    skip, update_s = content.get("frame_skip") or _skip_in_csv(path.with_suffix(".csv")), content.get("update_s")
+    source = f"measured in {path.name} on {content.get('devices', 'devices unknown')}"
+    return Rate(float(speed), int(skip), content.get("num_cores"), update_s, content.get("params_bytes"), source)
+
+
+def _table(path: pathlib.Path) -> list[dict[str, str]]:
+    """The rows of training in what `podracer bench sebulba` writes."""
+    if not path.is_file():
+        return []
+    with open(path, newline="") as file:
+        return [row for row in csv.DictReader(file) if row.get("steps_per_s_median") and row.get("what") == "training"]
+
+
+def _best_in_csv(path: pathlib.Path) -> float | None:
+    return max((float(row["steps_per_s_median"]) for row in _table(path)), default=None)
+
+
+def _skip_in_csv(path: pathlib.Path) -> int:
+    ratios = [float(row["frames_per_s_median"]) / float(row["steps_per_s_median"]) for row in _table(path)]
+    return max(round(ratios[0]), 1) if ratios else 1
+
+
+def measure(env_name: str, agent_name: str, seconds: float, cores: int | None = None) -> Rate:
+    """Train on Anakin here, on so many cores, for so long; median of the calls after the first two.
+
+    Raises:
+      UserError: there is no such environment or agent, or it does not compile.
+    """
+    import jax
+
+    import anakin
+    from podracer import envs, mesh
+
+    env = envs.make(env_name)
+    if envs.is_host(env):
+        raise UserError(
+            f"--env {env_name} steps on the host; measure it with podracer bench sebulba, then give --from."
+        )
+    agent = config.make_agent(env.spec, config.agent_maker(agent_name))
+    loop = anakin.Anakin(agent, env, BATCH_PER_CORE, unroll_length=20, updates_per_call=UPDATES, num_cores=cores)
+    state, laps, until = loop.init(0), [], float("inf")
+    while time.perf_counter() < until or len(laps) < 3:
+        began = time.perf_counter()
+        state, metrics = loop.step(state)
+        jax.block_until_ready(metrics)
+        ended = time.perf_counter()
+        if until == float("inf"):  # the first call compiles
+            until = ended + seconds
+        else:
+            laps.append(ended - began)
+    lap = statistics.median(laps[1:])
+    size = sum(leaf.nbytes for leaf in jax.tree.leaves(state.learner.params))
+    source = f"measured here and now: {agent_name} on {env_name}, Anakin, {mesh.describe(list(loop.mesh.devices.flat))}"
+    steps_per_s = loop.steps_per_call / lap
+    return Rate(steps_per_s, env.spec.frame_skip, loop.num_cores, lap / UPDATES, size, source)
