@@ -254,7 +254,9 @@ def _update_roots(root: Node, start: Start, climb: _Climb) -> Node:
     batch, width = root.visits.shape
     reward, discount = climb.step[:, 0], climb.step[:, 1]
     by_tree = lambda lanes: lanes.reshape(-1, batch, 1)
-    taken = by_tree(start.action) == jnp.arange(width)  # [k, B, W]; the lanes of a tree take different actions
+    taken = (
+        by_tree(start.action) == jnp.arange(width)[None, None]
+    )  # [k, B, W]; the lanes of a tree take different actions
     alive = jnp.ones_like(reward) if start.alive is None else start.alive.astype(jnp.float32)
     if start.alive is not None:
         taken &= by_tree(start.alive)
