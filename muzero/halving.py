@@ -92,8 +92,7 @@ def in_order(score: Score, invalid: Array, max_considered: int, num_simulations:
 
     def choose(tree: Tree, index: Array) -> Array:
         visits = table[considered, index][:, None]
-        root = tree.roots()
-        return first_of_highest(score(tree, root.visits == visits), root)
+        return first_of_highest(score(tree, tree.root.visits == visits), tree.root)
 
     return choose
 

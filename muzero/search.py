@@ -142,7 +142,7 @@ def muzero_policy(
     ties = tie_noise(search_key, logits.shape)
     tree = plant(roots.node(prior(logits), root), root.embedding, invalid, num_simulations + 1, ties(0))
     select = lambda node: selection.puct(node, rule, pb_c_init, pb_c_base)
-    tree = run(search_key, tree, expand, lambda tree, index: select(tree.roots()), select, limits, ties)
+    tree = run(search_key, tree, expand, lambda tree, index: select(tree.root), select, limits, ties)
     return PolicyOutput(*roots.draw_by_visits(action_key, tree, temperature), tree)
 
 
@@ -196,7 +196,7 @@ def stochastic_muzero_policy(
 
     ties = tie_noise(search_key, policy.logits.shape)
     tree = plant(roots.node(policy, root), model.embedding, invalid, num_simulations + 1, ties(0))
-    tree = run(search_key, tree, model.expand, lambda tree, index: select(tree.roots()), select, limits, ties)
+    tree = run(search_key, tree, model.expand, lambda tree, index: select(tree.root), select, limits, ties)
     return PolicyOutput(*roots.draw_by_visits(action_key, tree, temperature), tree)
 
 
@@ -246,14 +246,14 @@ def gumbel_muzero_policy(
     rule = adapted(qtransform)
     expand = recurrent.deterministic(recurrent_fn, params, invalid.shape[1])
     select = lambda node: selection.improved_policy(node, rule)
-    score = lambda tree, considered: selection.halving_score(tree.roots(), gumbel, rule, considered)
+    score = lambda tree, considered: selection.halving_score(tree.root, gumbel, rule, considered)
     if mode == "rounds":
         schedule = halving.phases(min(max_num_considered_actions, invalid.shape[1]), num_simulations)
         tree = halving.search_in_rounds(search_key, tree, expand, select, score, schedule, limits)
     else:
         choose = halving.in_order(score, invalid, max_num_considered_actions, num_simulations)
         tree = run(search_key, tree, expand, choose, select, limits)
-    found = tree.roots()
+    found = tree.root
     most = found.visits == jnp.max(found.visits, axis=-1, keepdims=True)
     weights = jax.nn.softmax(jnp.where(found.legal, found.logits + rule(found), ILLEGAL))
     return PolicyOutput(first_of_highest(score(tree, most), found), weights, tree)

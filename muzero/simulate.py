@@ -25,7 +25,7 @@ import jax.numpy as jnp
 
 from muzero.qvalues import ILLEGAL, Node, first_of_highest
 from muzero.recurrent import Expand, Expansion
-from muzero.tree import SCALARS, Tree, as_node, fresh_rows, put, take
+from muzero.tree import Tree, as_node, fresh_rows, put, take
 from podracer.types import Array
 
 Select = Callable[[Node], Array]
@@ -237,32 +237,38 @@ def _back_up(
     flat = tree.rows.reshape(-1)
     if max_depth > 1:
         climb, flat, changed = jax.lax.while_loop(more, climb_one, (climb, flat, changed))
-    flat = _update_roots(flat, start, climb, batch, width)
-    return tree._replace(rows=flat.reshape(tree.rows.shape)), changed, ends[-1]
+    tree = tree._replace(rows=flat.reshape(tree.rows.shape), root=_update_roots(tree.root, start, climb))
+    return tree, changed, ends[-1]
 
 
 def _like(mask: Array, array: Array) -> Array:
     return mask if array.ndim == 1 else mask[:, None]
 
 
-def _update_roots(flat: Array, start: Start, climb: _Climb, batch: int, width: int) -> Array:
+def _update_roots(root: Node, start: Start, climb: _Climb) -> Node:
     """The last edge of each lane and the means of the roots, outside of the loop: it is the same level for all.
 
-    One scatter into the flat rows: a `dynamic_update_slice` of means that are read from the same rows would copy them.
+    Dense, as all trees have one row each here: a scatter goes element by element. And a search of one round needs
+    nothing else of its trees for what it returns, so that XLA leaves the writing of the nodes out.
     """
-    size, stride = start.action.shape[0], 4 * width + SCALARS
+    batch, width = root.visits.shape
     reward, discount = climb.step[:, 0], climb.step[:, 1]
-    place = jnp.arange(batch, dtype=jnp.int32) * stride + 4 * width
-    value, count = take(flat, place), take(flat, place + 1)
-    alive = jnp.ones(size) if start.alive is None else start.alive.astype(jnp.float32)
-    returns = jnp.sum(((reward + discount * climb.returns) * alive).reshape(-1, batch), axis=0)
-    total = count + jnp.sum(alive.reshape(-1, batch), axis=0)
-    q = (jnp.arange(size, dtype=jnp.int32) % batch) * stride + 2 * width + start.action
+    by_tree = lambda lanes: lanes.reshape(-1, batch, 1)
+    taken = (
+        by_tree(start.action) == jnp.arange(width)[None, None]
+    )  # [k, B, W]; the lanes of a tree take different actions
+    alive = jnp.ones_like(reward) if start.alive is None else start.alive.astype(jnp.float32)
     if start.alive is not None:
-        q = jnp.where(start.alive, q, flat.size)
-    index = jnp.concatenate([q, q + width, place, place + 1])
-    numbers = [reward + discount * climb.value, climb.count, (value * count + returns) / total, total]
-    return flat.at[index].set(jnp.concatenate(numbers), mode="drop")
+        taken &= by_tree(start.alive)
+    fill = lambda old, lanes: jnp.where(jnp.any(taken, 0), jnp.sum(jnp.where(taken, by_tree(lanes), 0.0), 0), old)
+    returns = jnp.sum(by_tree((reward + discount * climb.returns) * alive), axis=0)
+    count = root.count + jnp.sum(by_tree(alive), axis=0)
+    return root._replace(
+        qvalues=fill(root.qvalues, reward + discount * climb.value),
+        visits=fill(root.visits, climb.count),
+        value=(root.value * root.count + returns) / count,
+        count=count,
+    )
 
 
 def _reselect(tree: Tree, changed: Array, total: Array, select: Select) -> Tree:

@@ -7,7 +7,7 @@ B trees of N nodes, W edges at each. Node n of tree b is row n * B + b of every 
 
 and the nodes that one simulation adds to all trees are one block: they are written by one `dynamic_update_slice`. An
 edge stores the row of its child, -1 where it was never taken. Everything that selection needs of a node lies in one
-row of `rows` and is fetched by one gather:
+row of `rows` and is fetched by one gather (the roots', which every simulation reads and changes, lie apart):
 
     | logits W | probs W | q-values W | visits W | value | count | raw value | chance |
 
@@ -49,7 +49,8 @@ class SearchSummary(NamedTuple):
 class Tree(NamedTuple):
     """B trees of N nodes; the properties give them per tree, with mctx's names."""
 
-    rows: Array  # [F, 4 W + 4] float32, see the module's docstring
+    root: Node  # the same numbers of the roots, [B, W] and [B, 1] each: they change at every simulation, all at once
+    rows: Array  # [F, 4 W + 4] float32, see the module's docstring; those of the roots are unused
     child: Array  # [F, W] int32, row of the child, -1 where there is none
     best: Array  # [F, 2] int32, the edge that selection takes now, and its child; unused at the roots
     up: Array  # [F, 2] int32, row of the parent and the edge that leads here; -1 at roots and unused nodes
@@ -80,54 +81,49 @@ class Tree(NamedTuple):
     def num_simulations(self) -> int:
         return self.child.shape[0] // self.batch_size - 1
 
-    def roots(self) -> Node:
-        """The roots, for selection; their rows come first."""
-        return as_node(self.rows[: self.batch_size], self.num_edges)
-
     def per_tree(self, rows: Array) -> Array:
         """`rows` [F, ...] as [B, N, ...]."""
         return jnp.swapaxes(rows.reshape(-1, self.batch_size, *rows.shape[1:]), 0, 1)
 
-    def _block(self, index: int) -> Array:
-        return self.per_tree(self.rows[:, index * self.num_edges : (index + 1) * self.num_edges])
-
-    def _scalar(self, index: int) -> Array:
-        return self.per_tree(self.rows[:, 4 * self.num_edges + index])
+    def _nodes(self) -> Node:
+        """The statistics of all nodes, [B, N, W] and [B, N, 1]."""
+        inner = as_node(self.rows, self.num_edges)
+        return jax.tree.map(lambda rows, roots: self.per_tree(put(rows, roots, 0)), inner, self.root)
 
     @property
     def children_prior_logits(self) -> Array:
         """[B, N, W] log-probabilities; ILLEGAL (-1e30) where there is no such action."""
-        return self._block(0)
+        return self._nodes().logits
 
     @property
     def children_qvalues(self) -> Array:
         """[B, N, W] reward + discount * value of the child; 0 where unvisited."""
-        return self._block(2)
+        return self._nodes().qvalues
 
     @property
     def children_visits(self) -> Array:
         """[B, N, W] int32."""
-        return self._block(3).astype(jnp.int32)
+        return self._nodes().visits.astype(jnp.int32)
 
     @property
     def node_values(self) -> Array:
         """[B, N] mean of the returns."""
-        return self._scalar(0)
+        return self._nodes().value[..., 0]
 
     @property
     def node_visits(self) -> Array:
         """[B, N] int32, 0 where the node does not exist."""
-        return self._scalar(1).astype(jnp.int32)
+        return self._nodes().count[..., 0].astype(jnp.int32)
 
     @property
     def raw_values(self) -> Array:
         """[B, N] the model's values."""
-        return self._scalar(2)
+        return self._nodes().raw_value[..., 0]
 
     @property
     def chance_nodes(self) -> Array:
         """[B, N] bool: edges are outcomes, not actions."""
-        return self._scalar(3) > 0
+        return self._nodes().chance[..., 0] > 0
 
     @property
     def children_index(self) -> Array:
@@ -168,7 +164,7 @@ class Tree(NamedTuple):
 
     def summary(self) -> SearchSummary:
         """Visits, value and Q-values of the roots, and whether the model failed."""
-        root, actions = self.roots(), slice(0, self.num_actions)
+        root, actions = self.root, slice(0, self.num_actions)
         visits = root.visits[:, actions]
         total = jnp.sum(visits, axis=-1, keepdims=True)
         probs = jnp.where(total > 0, visits / jnp.maximum(total, 1), 1 / self.num_actions)
@@ -215,7 +211,8 @@ def plant(
         return put(jnp.zeros((rows, *block.shape[1:]), block.dtype), block, 0)
 
     return Tree(
-        rows=room(fresh_rows(root, jnp.ones(batch), noise)),
+        root=as_node(fresh_rows(root, jnp.ones(batch), noise), width),
+        rows=jnp.zeros((rows, 4 * width + SCALARS)),
         child=jnp.full((rows, width), -1, jnp.int32),
         best=jnp.full((rows, 2), -1, jnp.int32),
         up=jnp.full((rows, 2), -1, jnp.int32),
