@@ -2,13 +2,15 @@
 
     python benchmarks/search_speed.py
     python benchmarks/search_speed.py --sizes 64x16x18 --rounds 9
+    python benchmarks/search_speed.py --model convolutional --sizes 64x16x18 64x50x18
+    python benchmarks/search_speed.py --cores all --sizes 256x50x18
     python benchmarks/search_speed.py --agree
 
 Rows: MuZero's and Gumbel MuZero's search here and in mctx, Gumbel's with whole rounds at once, and the model alone (as
 many calls, one after the other, and no tree: the limit of a search that makes one call per simulation). The model is a
-network of two layers of 64. All run in this process, on one core, and take turns; the numbers are medians. CPU time
-hardly depends on what else the machine does, wall time does. `--agree` adds how often rounds choose mctx's action, and
-what that costs, on random decision processes.
+network of two layers of 64, or a residual block on 6 x 6 x 64. All run in this process, on one core unless it is told
+`--cores all`, and take turns; the numbers are medians. CPU time hardly depends on what else the machine does, wall time
+does. `--agree` adds how often rounds choose mctx's action, and what that costs, on random decision processes.
 """
 
 from __future__ import annotations
@@ -90,15 +92,29 @@ ROWS = (
 )
 
 
-def measure(size: Size, rounds: int) -> list[str]:
+class Model(NamedTuple):
+    """A model to search with: what makes its weights and roots, and its recurrent function."""
+
+    weights: Callable[[int, int, int], Any]
+    root: Callable[[Any, int, int], Any]
+    step: Callable[..., Any]
+
+
+MODELS = {
+    "mlp": Model(models.network, models.network_root, models.network_step),
+    "convolutional": Model(models.convolutional, models.convolutional_root, models.convolutional_step),
+}
+
+
+def measure(size: Size, model: Model, rounds: int) -> list[str]:
     """The table's lines of one size."""
-    weights = models.network(0, size.actions, HIDDEN)
-    root = models.network_root(weights, 1, size.batch)
+    weights = model.weights(0, size.actions, HIDDEN)
+    root = model.root(weights, 1, size.batch)
     key = jax.random.PRNGKey(0)
     programs, compile_s = {}, {}
     for row in ROWS:
         start = time.perf_counter()
-        run = jax.jit(partial(lambda row, *args: row.run(*args, models.network_step, size.sims), row))
+        run = jax.jit(partial(lambda row, *args: row.run(*args, model.step, size.sims), row))
         programs[row.name] = run.lower(weights, key, root).compile()
         compile_s[row.name] = time.perf_counter() - start
         jax.block_until_ready(programs[row.name](weights, key, root))
@@ -162,13 +178,15 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--sizes", nargs="*", default=[], metavar="BxSxA", help="batch x simulations x actions")
     parser.add_argument("--rounds", type=int, default=9, help="runs of each row")
+    parser.add_argument("--model", choices=MODELS, default="mlp", help="the network that is searched with")
+    parser.add_argument("--cores", choices=("one", "all"), default="one", help="pin the process to a core, or not")
     parser.add_argument("--agree", action="store_true", help="compare the choices of rounds with mctx's instead")
     return parser.parse_args()
 
 
 def main() -> None:
     args = parse_args()
-    if hasattr(os, "sched_setaffinity"):
+    if args.cores == "one" and hasattr(os, "sched_setaffinity"):
         os.sched_setaffinity(0, {max(os.sched_getaffinity(0))})
     mesh.start_backend("cpu", 1)
     print(where_and_when(["python", *sys.argv]))
@@ -182,7 +200,7 @@ def main() -> None:
     print("x mctx | of limit | compile s |")
     print(f"|{'-' * 15}|{'-' * 18}|----------:|-------:|----------:|-------------:|-------:|---------:|----------:|")
     for size in [Size(*map(int, text.split("x"))) for text in args.sizes] or SIZES:
-        print("\n".join(measure(size, args.rounds)), flush=True)
+        print("\n".join(measure(size, MODELS[args.model], args.rounds)), flush=True)
 
 
 if __name__ == "__main__":

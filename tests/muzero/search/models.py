@@ -9,6 +9,8 @@ import jax.numpy as jnp
 import mctx
 import numpy as np
 
+from podracer.networks.convolution import convolve
+
 
 class Table(NamedTuple):
     """A deterministic decision process with a prior and a (wrong) value for each of S states."""
@@ -93,6 +95,42 @@ def network_step(weights: Any, key: Any, action: Any, embedding: Any) -> Any:
         value=state @ weights["value"],
     )
     return output, state
+
+
+def convolutional(seed: int, num_actions: int, channels: int = 64) -> Any:
+    """A residual block on embeddings [L, 6, 6, channels] that know the action by a plane of its own, and heads."""
+    rng = np.random.default_rng(seed)
+    draw = lambda *shape: (rng.normal(size=shape) / np.sqrt(np.prod(shape[:-1]))).astype(np.float32)
+    heads = {"reward": draw(channels), "discount": draw(channels), "value": draw(channels)}
+    kernels = {"in": draw(3, 3, channels + 1, channels), "mid": draw(3, 3, channels, channels)}
+    return {**kernels, **heads, "logits": draw(channels, num_actions)}
+
+
+def convolutional_root(weights: Any, seed: int, batch: int) -> Any:
+    """Roots with random embeddings."""
+    shape = (batch, 6, 6, weights["mid"].shape[-1])
+    embedding = np.random.default_rng(seed).normal(size=shape).astype(np.float32)
+    output = _heads(weights, jnp.asarray(embedding))
+    return mctx.RootFnOutput(prior_logits=output.prior_logits, value=output.value, embedding=jnp.asarray(embedding))
+
+
+def convolutional_step(weights: Any, key: Any, action: Any, embedding: Any) -> Any:
+    """The recurrent function of `convolutional`."""
+    del key
+    plane = (action / weights["logits"].shape[1])[:, None, None, None] * jnp.ones((*embedding.shape[:3], 1))
+    hidden = jax.nn.relu(convolve(jnp.concatenate([embedding, plane], axis=3), weights["in"], 1, "SAME"))
+    state = jnp.tanh(embedding + convolve(hidden, weights["mid"], 1, "SAME"))
+    return _heads(weights, state), state
+
+
+def _heads(weights: Any, state: Any) -> Any:
+    pooled = jnp.mean(state, axis=(1, 2))
+    return mctx.RecurrentFnOutput(
+        reward=pooled @ weights["reward"],
+        discount=jnp.tanh(3 * pooled @ weights["discount"]),
+        prior_logits=8 * pooled @ weights["logits"],
+        value=pooled @ weights["value"],
+    )
 
 
 def decision_step(weights: Any, key: Any, action: Any, embedding: Any) -> Any:
