@@ -268,7 +268,20 @@ def _hear(name: str, number: int, host: int, between: Callable[[], None]) -> Any
         try:
             return json.loads(_asking(lambda: _client().blocking_key_value_get(_key(name, number, host), 500)))
         except TimeoutError:
-            pass
+            _refuse_if_left(host)
+
+
+def _refuse_if_left(host: int) -> None:
+    """Raise where the host has said that it ends; its heartbeat alone would show that later."""
+    try:
+        status = _client().key_value_try_get(_left(host))
+    except jax.errors.JaxRuntimeError:
+        return  # it has said nothing
+    raise PeerLost(f"host {host} has left with status {status}")
+
+
+def _left(host: int) -> str:
+    return f"podracer/left/{host}"
 
 
 def _forget(name: str, number: int) -> None:
@@ -342,9 +355,9 @@ def leave(status: int) -> NoReturn:
             deadline = time.monotonic() + 1.0
             for host in range(1, count()):
                 left_ms = max(int(1000 * (deadline - time.monotonic())), 1)
-                _client().blocking_key_value_get(f"podracer/leaving/{host}", left_ms)
+                _client().blocking_key_value_get(_left(host), left_ms)
         else:
-            _client().key_value_set(f"podracer/leaving/{index()}", "")
+            _client().key_value_set(_left(index()), str(status))
     os._exit(status)
 
 

@@ -93,8 +93,7 @@ class Interruption:
         text = f"stopped at {steps:,} steps{rest}"
         if self.signal == signal.SIGINT:
             raise KeyboardInterrupt(text)
-        if hosts.is_first():
-            print(text, file=sys.stderr, flush=True)
+        print(text, file=sys.stderr, flush=True)
         raise SystemExit(exits.PREEMPTED)
 
 
