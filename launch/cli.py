@@ -47,10 +47,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _say(f"podracer: {' '.join(str(error).split())}")
         # What a library was doing (reading a damaged checkpoint, say) dies with the process, without a word.
         sys.unraisablehook = lambda _: None
-        _leave(exits.BAD_INPUT)
+        _leave(exits.BAD_INPUT, str(error))
     except KeyboardInterrupt as interrupt:
         _say(f"podracer: {str(interrupt) or 'interrupted'}")
-        _leave(exits.INTERRUPTED)
+        if str(interrupt):  # all hosts have stopped, and saved
+            _leave_together()
+        _leave(exits.INTERRUPTED, "Ctrl-C")
     except BrokenPipeError:
         # The reader of our output is gone (`podracer envs | head`); nothing is left to say to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -58,7 +60,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except SystemExit as exit_:
         _leave(exit_.code)
     except Exception as error:
-        _leave(_failed(error))
+        _leave(_failed(error), f"{type(error).__name__}: {error}")
     else:
         _leave_together()
 
@@ -92,14 +94,14 @@ def _failed(error: Exception) -> int:
     return exits.INTERNAL
 
 
-def _leave(status: Any) -> None:
+def _leave(status: Any, why: str = "") -> None:
     """End the process. One of several hosts does not wait for the others, unless all stop together."""
     several = _several_hosts()
     if several is None:
         sys.exit(status)
     if status in (0, None, exits.PREEMPTED):
         _leave_together()
-    several.leave(status or 0)
+    several.leave(status or 0, " ".join(why.split())[:300])
 
 
 def _leave_together() -> None:

@@ -22,7 +22,7 @@ from typing import Any, NoReturn
 import jax
 import numpy as np
 
-from podracer import exits, rollcall
+from podracer import exits, rollcall, watchdog
 from podracer.errors import UserError, check_number
 from podracer.rollcall import Place
 
@@ -34,6 +34,8 @@ ALIKE = ("podracer", "jax", "jaxlib")  # packages that must have one version on 
 
 _rounds: collections.Counter[str] = collections.Counter()  # of each name, how often `gather` was called
 _polls, _sync_manager = 0, None
+_watching = watchdog.flag()  # set: nobody watches the others any more
+FAILED = "podracer/failed"
 
 
 class PeerLost(RuntimeError):
@@ -100,6 +102,8 @@ def connect(
         ) from None
     _take_sync_manager()
     sys.excepthook = _end_all
+    _watching.clear()
+    watchdog.beside(_watch, "hosts")
 
 
 def _place(coordinator: str | None, hosts: int | None, host: int | None) -> Place | None:
@@ -333,26 +337,33 @@ def is_lost_peer(error: BaseException) -> bool:
     return several and isinstance(error, jax.errors.JaxRuntimeError) and any(word in str(error) for word in words)
 
 
+def describe(error: BaseException) -> str:
+    """An exception in one line, as Python's tracebacks end."""
+    return (traceback.format_exception_only(error)[-1].strip().splitlines() or [""])[0][:300]
+
+
 def _end_all(kind: type[BaseException], error: BaseException, trace: Any) -> None:
     """For a program of the user's: an exception that nobody caught ends this process at once, and so the others."""
     if issubclass(kind, KeyboardInterrupt):
-        leave(130)
+        leave(exits.INTERRUPTED, "Ctrl-C")
     traceback.print_exception(kind, error, trace)
-    leave(exits.PEER_LOST if is_lost_peer(error) else getattr(error, "exit_status", exits.INTERNAL))
+    leave(exits.PEER_LOST if is_lost_peer(error) else getattr(error, "exit_status", exits.INTERNAL), describe(error))
 
 
-def leave(status: int) -> NoReturn:
-    """End this process without waiting for the other hosts, which JAX would do for minutes.
+def leave(status: int, why: str = "") -> NoReturn:
+    """End this process without waiting for the other hosts, which JAX would do for minutes, and tell them why.
 
-    After what all hosts notice at the same time, as a bad setting, the first one leaves last: it serves the others,
-    and they would be cut off before they have said why they end.
+    The first one leaves last: it serves the others, and they would be cut off before they have said what they see.
     """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
+    if status:
+        with contextlib.suppress(Exception):  # only the first failure is kept
+            _client().key_value_set(FAILED, f"host {index()} has failed with status {status}: {why}")
     with contextlib.suppress(Exception):
         if is_first():
-            deadline = time.monotonic() + 1.0
+            deadline = time.monotonic() + 2.0
             for host in range(1, count()):
                 left_ms = max(int(1000 * (deadline - time.monotonic())), 1)
                 _client().blocking_key_value_get(_left(host), left_ms)
@@ -361,10 +372,27 @@ def leave(status: int) -> NoReturn:
     os._exit(status)
 
 
+def _watch() -> None:
+    """Runs beside the program, which may be blocked in a collective: ends it soon after another host has failed."""
+    while not _watching.wait(0.0):
+        try:
+            text = _client().blocking_key_value_get(FAILED, 500)
+        except jax.errors.JaxRuntimeError as error:
+            if "DEADLINE_EXCEEDED" in str(error):
+                continue
+            text = f"the first host is gone: {describe(error)}"
+        if _watching.wait(1.0):  # the program may see it by itself, or fail for the same reason
+            return
+        print(f"podracer: {text}; this one stops", file=sys.stderr, flush=True)
+        leave(exits.PEER_LOST)
+
+
 def disconnect() -> None:
     """Leave together with the other hosts, at the end of a run that went well on all of them."""
     global _sync_manager
     if jax.distributed.is_initialized() and count() > 1:
+        _watching.set()
+        time.sleep(0.6)  # until the watcher's question has come back: JAX cuts it off with an error message
         if _sync_manager is not None:
             _sync_manager.shutdown()
             _sync_manager = None

@@ -1,7 +1,7 @@
-"""A watchdog: ends the process when nothing has moved for too long, with the stacks of all threads.
+"""What watches a program from a thread beside it, because the program may hang inside a compiled call.
 
-For programs whose one thread may hang inside a compiled call: another host that is alive but stuck, say, which no
-heartbeat shows. It needs a thread of its own for that, the only one outside `sebulba/`.
+A watchdog ends the process when nothing has moved for too long, with the stacks of all threads: another host may be
+alive but stuck, which no heartbeat shows. These are the only threads outside `sebulba/`.
 """
 
 from __future__ import annotations
@@ -12,9 +12,19 @@ import os
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from podracer import exits
+
+
+def beside(function: Callable[[], None], name: str) -> None:
+    """Run `function` beside the program; it ends with the process."""
+    threading.Thread(target=function, name=name, daemon=True).start()
+
+
+def flag() -> threading.Event:
+    """What such a function may wait for."""
+    return threading.Event()
 
 
 class Watchdog:
@@ -27,10 +37,10 @@ class Watchdog:
     def __init__(self, timeout_s: float):
         self._timeout_s = timeout_s
         self._last: float | None = None  # None: it does not count
-        self._done = threading.Event()
+        self._done = flag()
 
     def __enter__(self) -> Watchdog:
-        threading.Thread(target=self._watch, name="watchdog", daemon=True).start()
+        beside(self._watch, "watchdog")
         return self
 
     def __exit__(self, *_) -> None:

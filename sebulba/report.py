@@ -55,7 +55,7 @@ class Report:
         self._ended, parts = [], hosts.to_first("report", own)
         for of_hosts in zip(*(part["ended"] for part in parts)):
             count, returns, lengths, smallest, largest, cut = zip(*of_hosts)
-            sums = (sum(count), sum(returns), sum(lengths), min(smallest), max(largest), sum(cut))
+            sums: tuple[Any, ...] = (sum(count), sum(returns), sum(lengths), min(smallest), max(largest), sum(cut))
             self.window.add(EpisodeSums(*([value] for value in sums)))
         if last is not None:
             self._lags = collections.Counter(lag for part in parts for lag in part["lags"])

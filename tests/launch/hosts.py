@@ -60,6 +60,9 @@ def running(*processes: subprocess.Popen):
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.wait()
+            for stream in (process.stdout, process.stderr):
+                if stream is not None:
+                    stream.close()
 
 
 def start_each(*commands: list[object], cores: int = 2) -> list[subprocess.Popen]:

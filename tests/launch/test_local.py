@@ -120,7 +120,7 @@ def test_an_exception_on_one_host_ends_all_within_seconds():
     address, cpu = f"127.0.0.1:{free_port()}", {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}
     first, second = (start(["-c", BY_HAND, address, host], **cpu) for host in (0, 1))
     with running(first, second):
-        assert second.stdout.readline() == "raised\n"
+        assert "raised\n" in iter(second.stdout.readline, "")
         raised = time.monotonic()
         ends = [end(first, 5), end(second, 5)]
     assert time.monotonic() - raised < 5
@@ -131,12 +131,10 @@ def test_an_exception_on_one_host_ends_all_within_seconds():
 def test_a_killed_host_ends_the_others_and_the_launcher_goes_on(tmp_path):
     """kill -9 of the second; the rows in the end are those of an undisturbed run; no process is left."""
     directory, started = tmp_path / "run", time.monotonic()
-    sizes = ["--total-steps", 160 * 1500, "--evaluations", 50]
+    sizes = ["--total-steps", 160 * 600, "--evaluations", 6]
     process = launch("--max-restarts", 1, "--", *ANAKIN, *sizes, "--run", directory)
     with running(process):
-        while not (directory / "checkpoints").is_dir() or len(Checkpoints(directory / "checkpoints").steps()) < 2:
-            assert process.poll() is None and time.monotonic() < started + 90
-            time.sleep(0.1)
+        wait_for_rows(directory, 130, process)  # after a checkpoint, before the next
         before = children(process.pid)
         os.kill(before[1], signal.SIGKILL)
         while set(before) & set(children(process.pid)):
@@ -147,7 +145,7 @@ def test_a_killed_host_ends_the_others_and_the_launcher_goes_on(tmp_path):
     assert "another host of this run is gone" in err
     assert "host 1 was ended by SIGKILL" in err and "restart 1 of 1 (the status was 137)" in err
     steps = [row["steps"] for row in rows(directory) if "updates" in row]
-    assert steps == list(range(160, 160 * 1500 + 1, 160))
+    assert steps == list(range(160, 160 * 600 + 1, 160))
     assert not any(os.path.exists(f"/proc/{pid}") for pid in before)
 
 
@@ -162,8 +160,7 @@ def test_sebulba_trains_over_two_hosts_and_one_goes_on(tmp_path):
     assert "20 frames per update and host, 2 hosts (40 steps per update" in err
     found = [row for row in rows(directory) if "updates" in row]
     assert [row["steps"] for row in found] == list(range(40, 401, 40))
-    # 5 steps of 8 environments, in which an episode and its reset are 5: one ended in each.
-    assert [row["episodes"] for row in found] == [8 * n for n in range(1, 11)]
+    assert [row["episodes"] for row in found] == [8 * (5 * n // 4) for n in range(1, 11)]  # an episode is 4 steps
     assert [row["eval_episodes"] for row in rows(directory) if "eval_episodes" in row] == [4, 4]
     cli.main(["resume", str(directory), "--cores", "2", "--total-steps", "440"])
     assert rows(directory)[-1]["steps"] == 440
