@@ -100,8 +100,8 @@ def _collect(
     """The first host: take one line of every other, and answer all."""
     deadline, said = time.monotonic() + timeout_s, time.monotonic()
     there: dict[int, tuple[socket.socket, dict[str, Any]]] = {}
-    problem = ""
-    with contextlib.ExitStack() as stack:
+    problem, callers = "", _Callers(server)
+    with contextlib.closing(callers):
         while len(there) < place.count - 1 and not problem:
             missing = sorted(set(range(1, place.count)) - set(there))
             if time.monotonic() > deadline:
@@ -109,16 +109,14 @@ def _collect(
             elif time.monotonic() - said > SAY_EVERY_S:
                 said = time.monotonic()
                 say(f"waiting for {_hosts(missing)} ({place.count - len(missing)} of {place.count} are here)")
-            elif select.select([server], [], [], RETRY_S)[0]:
-                connection, line = _accept(server)
-                stack.callback(connection.close)
-                if line is not None:
-                    problem = _unfit(line, there, place)
-                    there[line["host"]] = connection, line
+            for connection, line in callers.lines():
+                problem = problem or _unfit(line, there, place)
+                there[line["host"]] = connection, line
         problem = problem or disagreement([own["facts"], *(there[host][1]["facts"] for host in sorted(there))])
         answer = {"problem": problem}
         for connection, _ in there.values():
             with contextlib.suppress(OSError):
+                connection.settimeout(5.0)
                 connection.sendall(json.dumps(answer).encode() + b"\n")
         for connection, _ in there.values():
             with contextlib.suppress(OSError):
@@ -126,17 +124,56 @@ def _collect(
     return answer
 
 
-def _accept(server: socket.socket) -> tuple[socket.socket, dict[str, Any] | None]:
-    """A connection and its line; None where it is not one of a host."""
-    connection, _ = server.accept()
-    connection.settimeout(5.0)
+class _Callers:
+    """Those who have connected; one that says nothing, or rubbish, keeps nobody waiting."""
+
+    def __init__(self, server: socket.socket):
+        self._server = server
+        self._said: dict[socket.socket, bytes] = {}
+        self._heard: list[socket.socket] = []
+
+    def lines(self) -> Iterator[tuple[socket.socket, dict[str, Any]]]:
+        """Connections that have sent the line of a host since the last call, which waits a little."""
+        for ready in select.select([self._server, *self._said], [], [], RETRY_S)[0]:
+            if ready is self._server:
+                connection, _ = self._server.accept()
+                connection.setblocking(False)
+                self._said[connection] = b""
+            elif (line := self._read(ready)) is not None:
+                yield ready, line
+
+    def close(self) -> None:
+        for connection in (*self._said, *self._heard):
+            connection.close()
+
+    def _read(self, connection: socket.socket) -> dict[str, Any] | None:
+        """The line, once it is whole; None before, and where it is not one of a host: then it is turned away."""
+        try:
+            part = connection.recv(65536)
+        except BlockingIOError:
+            return None
+        except OSError:
+            part = b""
+        data = self._said[connection] = self._said[connection] + part
+        if part and not data.endswith(b"\n") and len(data) < LONGEST_LINE:
+            return None
+        del self._said[connection]
+        line = _parsed(data)
+        if line is None:
+            connection.close()
+        else:
+            self._heard.append(connection)
+        return line
+
+
+def _parsed(data: bytes) -> dict[str, Any] | None:
+    """The line of a host, or None."""
     try:
-        line = json.loads(_line(connection))
-        if isinstance(line["host"], int) and isinstance(line["hosts"], int) and isinstance(line["facts"], dict):
-            return connection, line
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    return connection, None
+        line = json.loads(data)
+        fits = isinstance(line["host"], int) and isinstance(line["hosts"], int) and isinstance(line["facts"], dict)
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return line if fits else None
 
 
 def _unfit(line: dict[str, Any], there: dict[int, Any], place: Place) -> str:
