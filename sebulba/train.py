@@ -177,7 +177,9 @@ def resume(
     window.restore(meta["window"])
     # A run that was killed has rows from after its last checkpoint: they will be written again.
     hosts.on_first(lambda: drop_rows_after(directory / "metrics.jsonl", run.steps))
-    return _run(run, window, sinks, evaluation_due=meta["evaluation_due"])
+    before, now = meta.get("steps_per_update", loop.steps_per_update), loop.steps_per_update
+    notes = [] if before == now else [f"an update is now of {now:,} steps; it was of {before:,}"]
+    return _run(run, window, sinks, notes, evaluation_due=meta["evaluation_due"])
 
 
 def _run(
@@ -307,6 +309,7 @@ class _Training:
             "updates": self._report.updates_after(learner.updates),
             "loop_updates": learner.updates,
             "learner_cores": mesh.size(run.loop.topology.learner_mesh),
+            "steps_per_update": run.loop.steps_per_update,
             "restarts": run.restarts,
             "window": self._report.window.state(),
         }
