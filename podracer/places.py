@@ -10,7 +10,7 @@ from podracer.errors import UserError, check_number
 # What a launcher sets for each process that it starts.
 COORDINATOR, COUNT, INDEX = "PODRACER_COORDINATOR", "PODRACER_HOSTS", "PODRACER_HOST"
 # Where one of these is set there may be several hosts; elsewhere JAX would ask a metadata server that is not there.
-SEVERAL = ("SLURM_STEP_NODELIST", "TPU_WORKER_HOSTNAMES", "MEGASCALE_COORDINATOR_ADDRESS", "OMPI_MCA_orte_hnp_uri")
+SEVERAL = ("SLURM_STEP_NODELIST", "MEGASCALE_COORDINATOR_ADDRESS", "OMPI_MCA_orte_hnp_uri")
 
 
 class Place(NamedTuple):
@@ -65,7 +65,8 @@ def split(address: str) -> tuple[str, int]:
 
 def _detected() -> Place | None:
     """What JAX finds out."""
-    if not any(os.environ.get(name) for name in SEVERAL) and not _on_cloud_tpu():
+    several = any(os.environ.get(name) for name in SEVERAL) or "," in os.environ.get("TPU_WORKER_HOSTNAMES", "")
+    if not several and not _on_cloud_tpu():
         return None
     from jax._src.clusters import ClusterEnv
 
