@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import select
+import socket
 import sys
 import time
 import traceback
@@ -29,11 +31,12 @@ _watching = watchdog.flag()  # set: nobody watches the others any more
 _polls, _manager = 0, None
 
 
-def prepare() -> None:
-    """To be called once the hosts are connected."""
+def prepare(lines: dict[int, socket.socket]) -> None:
+    """To be called once the hosts are connected; `lines` are the connections of the roll call."""
     _take_manager()
     sys.excepthook = _end_all
     watchdog.beside(_watch, "hosts")
+    watchdog.beside(lambda: _listen(lines), "lines")
 
 
 def preempted() -> bool:
@@ -75,6 +78,7 @@ def leave(status: int, why: str = "") -> NoReturn:
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
             stream.flush()
+    _watching.set()
     client, mine = state().client, state().process_id
     if status:
         with contextlib.suppress(Exception):  # only the first failure is kept
@@ -122,3 +126,26 @@ def _watch() -> None:
         if not _watching.wait(GRACE_S):
             print(f"podracer: {text}; this one stops", file=sys.stderr, flush=True)
             leave(exits.PEER_LOST)
+
+
+def _listen(lines: dict[int, socket.socket]) -> None:
+    """Runs beside the program: says for the hosts whose connections the kernel closes that they are gone."""
+    left_to = dict(lines)
+    while left_to and not _watching.is_set():
+        select.select(list(left_to.values()), [], [])  # nobody sends anything: it is the end of one
+        for host, connection in list(left_to.items()):
+            if select.select([connection], [], [], 0)[0]:
+                del left_to[host]
+                if not _watching.is_set():
+                    _gone(host)
+
+
+def _gone(host: int) -> None:
+    """A host has ended; whatever it said before counts more than this."""
+    text = f"host {host} has ended without a word (killed, or out of memory?)"
+    if host > 0:
+        with contextlib.suppress(Exception):
+            state().client.key_value_set(FAILED, text)
+    else:  # it carried the messages, and JAX is about to abort this process
+        print(f"podracer: {text}; this one stops", file=sys.stderr, flush=True)
+        os._exit(exits.PEER_LOST)

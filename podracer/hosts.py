@@ -86,7 +86,7 @@ def connect(
     if place is None:
         return
     check_number("hosts-timeout", timeout_s, minimum=0, exclusive=True)
-    bound = rollcall.call(place, _versions(), timeout_s, say)
+    roll = rollcall.call(place, _versions(), timeout_s, say)
     try:
         jax.distributed.initialize(
             place.address,
@@ -96,13 +96,13 @@ def connect(
             initialization_timeout=int(max(timeout_s, 30)),
             heartbeat_timeout_seconds=HEARTBEAT_S,
             shutdown_timeout_seconds=SHUTDOWN_S,
-            coordinator_bind_address=bound if place.index == 0 else None,
+            coordinator_bind_address=roll.bind if place.index == 0 else None,
         )
     except RuntimeError as error:
         raise UserError(
             f"this process cannot join the others: {error}. Call connect before anything uses JAX."
         ) from None
-    endings.prepare()
+    endings.prepare(roll.lines)
     atexit.register(disconnect)
 
 

@@ -27,7 +27,9 @@ def call(count, hosts_there, facts=None, timeout_s=10.0, said=None):
 
     def one(host):
         try:
-            return rollcall.call(Place(address, count, host), (facts or {}).get(host, FACTS), timeout_s, say)
+            roll = rollcall.call(Place(address, count, host), (facts or {}).get(host, FACTS), timeout_s, say)
+            assert set(roll.lines) == (set(range(1, count)) if host == 0 else {0})
+            return roll
         except UserError as error:
             return str(error)
 
@@ -38,8 +40,14 @@ def call(count, hosts_there, facts=None, timeout_s=10.0, said=None):
 def test_all_are_there():
     """In any order; the first host gets what JAX's service may be bound to: the loopback interface alone."""
     answers, address = call(3, [2, 1, 0])
-    assert answers == {0: address, 1: address, 2: address}
-    rollcall.call(Place(address, 1, 0), FACTS, 1.0, print)  # the port is free again at once
+    assert [answer.bind for answer in answers.values()] == [address] * 3
+    rollcall.call(Place(address, 1, 0), FACTS, 1.0, print)  # the port is free at once
+    for connection in answers[2].lines.values():
+        connection.close()
+    assert answers[0].lines[2].recv(1) == b""  # and who is gone is known at once
+    for answer in answers.values():
+        for connection in answer.lines.values():
+            connection.close()
 
 
 def test_who_is_missing_is_named_to_all_that_came(monkeypatch):
@@ -107,10 +115,13 @@ def test_a_stranger_at_the_port_disturbs_nothing():
                 stranger.recv(1)
             except OSError:
                 pass
-    rollcall.call(Place(address, 2, 1), FACTS, 20.0, print)
+    answers.append(rollcall.call(Place(address, 2, 1), FACTS, 20.0, print))
     first.join(10)
     silent.close()
-    assert answers == [address]
+    assert [answer.bind for answer in answers] == [address] * 2
+    for answer in answers:
+        for connection in answer.lines.values():
+            connection.close()
 
 
 def connected(address):
