@@ -41,10 +41,10 @@ class Options:
     pin: bool = False
     """Give each host one physical CPU core to itself, for measurements."""
 
-    def __post_init__(self):
-        check_number("--hosts", self.hosts, minimum=1, whole=True)
-        check_number("--cores-per-host", self.cores_per_host, minimum=1, whole=True)
-        check_number("--max-restarts", self.max_restarts, minimum=0, whole=True)
+    def check(self) -> None:
+        """Refuse numbers that cannot be."""
+        for name, minimum in {"hosts": 1, "cores_per_host": 1, "max_restarts": 0}.items():
+            check_number(f"--{name.replace('_', '-')}", getattr(self, name), minimum=minimum)
 
 
 def main(arguments: list[str]) -> None:
@@ -52,6 +52,7 @@ def main(arguments: list[str]) -> None:
     own, command = split(arguments, "local")
     text = "Start a command on several hosts that are processes of this machine."
     options = parse(Options, own, "podracer launch local", text)
+    options.check()
     command = with_directory(command)
     cpus = _physical_cpus()
     if options.pin and options.hosts > len(cpus):
