@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import importlib
 import pathlib
 from typing import Any
 
 from launch import cost
 from launch.flags import flags
-from launch.machine import Machine, run_directory, with_blame
-from launch.parse import parse, take, take_options
-from podracer import config, envs, plugins, presets, runs
+from launch.machine import Machines, run_directory, with_blame
+from launch.parse import default_directory, parse, take, take_options
+from podracer import config, envs, hosts, plugins, presets, runs
 from podracer.errors import UserError, check_number, closest
 
 ARCHITECTURES = {
@@ -26,15 +25,24 @@ def train(arguments: list[str]) -> None:
     asked = read(arguments)
     if asked is None:
         return
-    directory = asked.directory
-    runs.check_new(directory)
-    per_dollar = None if asked.options.cost_type is None else cost.PerDollar(asked.options.cost_type)
-    cores = Machine(asked.options.cores, asked.options.platform).start()
+    directory, options = asked.directory, asked.options
+    if not options.or_resume:
+        runs.check_new(directory)
+    elif options.run is None:
+        raise UserError("--or-resume needs the directory that it may find; expected --run DIRECTORY beside it.")
+    per_dollar = None if options.cost_type is None else cost.PerDollar(options.cost_type)
+    cores = Machines(**{field.name: getattr(options, field.name) for field in dataclasses.fields(Machines)}).start()
     env, agent = asked.make()
     trainer = importlib.import_module(asked.architecture)
     given = {"cores": cores, "run_dir": directory, "recipe": asked.recipe, "notes": asked.notes}
-    run = with_blame(asked.references, lambda: trainer.train(agent, env, asked.settings, **given))
-    _report(run, per_dollar)
+    given |= {"or_resume": options.or_resume}
+    try:
+        run = with_blame(asked.references, lambda: trainer.train(agent, env, asked.settings, **given))
+        _report(run, per_dollar)
+    except runs.Finished as finished:
+        if not options.or_resume:
+            raise
+        print(finished)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +64,7 @@ class Training:
     @property
     def directory(self) -> pathlib.Path:
         given = self.options.run
-        return pathlib.Path(given) if given else _default_directory(self.env_name, self.agent_name)
+        return pathlib.Path(given) if given else default_directory(self.env_name, self.agent_name)
 
 
 def read(arguments: list[str], command: str = "podracer train") -> Training | None:
@@ -135,7 +143,7 @@ def _read(architecture: str, arguments: list[str], command: str) -> Training:
 
 
 @dataclasses.dataclass(frozen=True)
-class AnakinOptions(Machine):
+class AnakinOptions(Machines):
     """Options of `resume` for a run on Anakin."""
 
     total_steps: int | None = None
@@ -172,7 +180,7 @@ def resume(arguments: list[str]) -> None:
     options = parse(kind, rest, "podracer resume RUN", text)
     check_number("--total-steps", options.total_steps, minimum=1)
     recipe = config.read_recipe(directory)
-    own = {field.name for field in dataclasses.fields(kind)} - {field.name for field in dataclasses.fields(Machine)}
+    own = {field.name for field in dataclasses.fields(kind)} - {field.name for field in dataclasses.fields(Machines)}
     own.remove("cost_type")
     per_dollar = None if options.cost_type is None else cost.PerDollar(options.cost_type)
     changes = {name: getattr(options, name) for name in own if getattr(options, name) is not None}
@@ -212,14 +220,6 @@ def _train_description(architecture: str, env: str, agent: str, preset: presets.
 
 def _preset_name(preset: presets.Preset) -> str:
     return next(name for name, known in presets.PRESETS.items() if known is preset)
-
-
-def _default_directory(env: str, agent: str) -> pathlib.Path:
-    def short(name: str) -> str:
-        return pathlib.Path(name.partition(":")[0]).stem if ".py" in name else name.replace("/", "-")
-
-    now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    return pathlib.Path("runs") / f"{short(env)}-{short(agent)}-{now}"
 
 
 def build(
@@ -266,6 +266,8 @@ def _absolute(name: str) -> str:
 
 def _report(run: Any, per_dollar: cost.PerDollar | None = None) -> None:
     """What a finished run came to."""
+    if not hosts.is_first():
+        return
     import numpy as np
 
     from podracer.render import can_draw

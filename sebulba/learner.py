@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from podracer import mesh
 from podracer.errors import check_divides
@@ -31,7 +32,6 @@ class Learner:
         self._agent, self.mesh, self._splits = agent, cores, splits
         self._num_trajectories = num_trajectories
         shardings = mesh.shardings(cores, STATE)
-        self._replicated = mesh.shardings(cores, mesh.REPLICATED)
         self._init = jax.jit(self._initial, out_shardings=shardings)
         specs = (STATE, [TRAJECTORY] * num_trajectories, mesh.REPLICATED, mesh.REPLICATED)
         call = mesh.over_cores(self._call, cores, specs, (STATE, mesh.REPLICATED))
@@ -47,8 +47,8 @@ class Learner:
         return self._init(self._learner_key)
 
     @functools.cached_property
-    def _key(self) -> jax.Array:
-        return jax.device_put(self._run_key, self._replicated)
+    def _key_data(self) -> jax.Array:
+        return mesh.replicate(self.mesh, jax.random.key_data(self._run_key))
 
     def update(self, batches: list[list[Trajectory]]) -> dict[str, jax.Array]:
         """One update. `batches`: per trajectory, its part on each learner core; returns metrics [splits]."""
@@ -75,7 +75,7 @@ class Learner:
 
         state = placed(jax.eval_shape(self._init, self._learner_key), STATE)
         batches = [placed(trajectory, TRAJECTORY)] * self._num_trajectories
-        key = self._placed(self._run_key, mesh.REPLICATED)
+        key = self._placed(jax.eval_shape(jax.random.key_data, self._run_key), mesh.REPLICATED)
         number = self._placed(jax.ShapeDtypeStruct((), jnp.uint32), mesh.REPLICATED)
         return self._update.trace(state, batches, key, number)
 
@@ -83,8 +83,8 @@ class Learner:
         return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=mesh.shardings(self.mesh, spec))
 
     def _inputs(self, batches: list[list[Trajectory]]) -> tuple[Any, ...]:
-        number = jax.device_put(jnp.uint32(self.updates), self._replicated)
-        return [self._global(shards) for shards in batches], self._key, number
+        number = mesh.replicate(self.mesh, np.uint32(self.updates))
+        return [self._global(shards) for shards in batches], self._key_data, number
 
     def _global(self, shards: list[Trajectory]) -> Trajectory:
         """One array over all learner cores from the parts that lie on them; nothing moves."""
@@ -100,11 +100,11 @@ class Learner:
         memory = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[None], (size, *leaf.shape)), state.memory)
         return state._replace(memory=memory)
 
-    def _call(self, state: LearnerState, trajectories: list[Trajectory], key: jax.Array, number: jax.Array):
+    def _call(self, state: LearnerState, trajectories: list[Trajectory], key_data: jax.Array, number: jax.Array):
         state = state._replace(memory=jax.tree.map(lambda leaf: leaf[0], state.memory))
         batch = _join(trajectories)
         check_divides("the batch per learner core", batch.timestep.first.shape[1], "learner_splits", self._splits)
-        key = jax.random.fold_in(key, number)
+        key = jax.random.fold_in(jax.random.wrap_key_data(key_data, impl=jax.random.key_impl(self._run_key)), number)
         key = jax.random.split(jax.random.fold_in(key, mesh.index(mesh.CORE)))[1]
 
         def step(state, inputs):
