@@ -176,7 +176,8 @@ def _resumable(directory: pathlib.Path, content: dict[str, Any]) -> bool:
     mine, theirs = (
         {name: each.get(name) for name in ("architecture", "recipe", "settings")} for each in (content, there)
     )
-    mine["settings"] = mine["settings"] | {"total_steps": theirs["settings"].get("total_steps")}
+    if isinstance(theirs["settings"], dict):
+        mine["settings"] = {**content["settings"], "total_steps": theirs["settings"].get("total_steps")}
     found = differences([json.loads(json.dumps(each, default=str)) for each in (theirs, mine)], ("there", "now"))
     if found:
         raise UserError(
