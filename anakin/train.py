@@ -14,7 +14,7 @@ import numpy as np
 
 from anakin.loop import Anakin, AnakinState, CallMetrics
 from anakin.settings import Settings, build_loop
-from podracer import config, mesh, scoring
+from podracer import config, mesh, profile, prometheus, scoring
 from podracer.checkpoint import Checkpoints
 from podracer.envs.batch import Batch
 from podracer.errors import UserError, check_divides
@@ -92,6 +92,8 @@ def train(
     check_new(directory)
     check_sinks(directory, settings.tensorboard, settings.wandb)
     loop = build_loop(agent, env, settings, cores)
+    profile.check(settings.profile, directory, math.ceil(settings.total_steps / loop.steps_per_update))
+    prometheus.check_port(settings.metrics_port)
     loop.check()
     if directory is not None:
         if recipe is None and loop.batch == Batch(loop.batch.env, starts=settings.starts):
@@ -134,6 +136,7 @@ def resume(
     settings = change(Settings(), {**content["settings"], "sweep": tuple(content["settings"].get("sweep", ()))})
     settings = change(settings, {} if total_steps is None else {"total_steps": total_steps})
     check_sinks(directory, settings.tensorboard, settings.wandb)
+    prometheus.check_port(settings.metrics_port)
     checkpoints = Checkpoints(directory / "checkpoints", settings.keep)
     meta = checkpoints.meta()
     if meta["steps"] >= settings.total_steps and not meta["evaluation_due"]:
@@ -181,7 +184,11 @@ def _run(
         evaluator = Evaluator(run.agent, run.env, settings.eval_episodes, greedy=greedy, many=many)
     stops = settings.stops(calls)
     try:
-        with open_sinks(run, sinks, total_steps, _num_members(loop)) as (sinks, note), Interruption() as interruption:
+        with (
+            open_sinks(run, sinks, total_steps, _num_members(loop)) as (sinks, note),
+            Interruption() as interruption,
+            profile.tracing(settings.profile, run.directory) as trace,
+        ):
             for text in (*notes, _describe(loop, settings), *run.agent.notes):
                 note(text)
             if mesh.idle_cores(loop.mesh):
@@ -196,7 +203,9 @@ def _run(
                 with clock.paused():
                     _evaluate(run, evaluator, sinks)
             for call in range(run.steps // loop.steps_per_call + 1, calls + 1):
-                run.state, metrics = loop.step(run.state)
+                last = call * loop.updates_per_call
+                with trace.step(last - loop.updates_per_call + 1, last):
+                    run.state, metrics = loop.step(run.state)
                 run.steps += loop.steps_per_call
                 # A CPU may have done it all before `step` returned, which is then when the call ended.
                 ended = time.perf_counter() if metrics.episodes.count.is_ready() else None  # type: ignore
@@ -214,6 +223,7 @@ def _run(
                             _evaluate(run, evaluator, sinks)
                         if checkpoints is not None:
                             _save(run, windows, checkpoints, stopped and evaluator is not None and call in stops)
+                trace.after(last, metrics)
                 if interruption.signal is not None and pending is None:
                     break
             if interruption.signal is None and evaluator is not None and run.best_params is not None:
@@ -271,10 +281,12 @@ def _write(
             raise NonFiniteLoss(update, run.directory, member if many else None)
 
 
+@profile.phases("evaluation")
 def _evaluate(run: Run, evaluator: Evaluator, sinks: Sequence[Sink]) -> None:
     scoring.consider(run, run.params, run.steps, evaluator(run.params, run.evaluation_seed(1)), sinks)
 
 
+@profile.phases("checkpoint")
 def _save(run: Run, windows: list[ReturnWindow], checkpoints: Checkpoints, evaluation_due: bool) -> None:
     meta = {
         "evaluation_due": evaluation_due,

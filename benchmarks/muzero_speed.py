@@ -20,7 +20,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from interleave import ROOT, Failed, Measured, in_turns, where_and_when
+from table_head import ROOT, where_and_when
+
+from launch.turns import Failed, Measured, in_turns
 
 WORKER = ROOT / "benchmarks" / "muzero_worker.py"
 ROWS = {

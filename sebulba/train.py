@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from podracer import config, mesh, scoring
+from podracer import config, mesh, profile, prometheus, scoring
 from podracer.checkpoint import Checkpoints
 from podracer.errors import UserError
 from podracer.evaluate import Evaluation, evaluator
@@ -95,6 +95,8 @@ def train(
     check_new(directory)
     check_sinks(directory, settings.tensorboard, settings.wandb)
     loop = build_loop(agent, env, settings, cores)
+    profile.check(settings.profile, directory, math.ceil(settings.total_steps / loop.steps_per_update))
+    prometheus.check_port(settings.metrics_port)
     loop.check()
     settings = change(settings, {"batch_size": loop.env.batch_size})
     if directory is not None:
@@ -137,6 +139,7 @@ def resume(
     settings = change(change(Settings(), content["settings"]), changes)
     settings = change(settings, {} if total_steps is None else {"total_steps": total_steps})
     check_sinks(directory, settings.tensorboard, settings.wandb)
+    prometheus.check_port(settings.metrics_port)
     checkpoints = Checkpoints(directory / "checkpoints", settings.keep)
     meta = checkpoints.meta()
     if meta["steps"] >= settings.total_steps and not meta["evaluation_due"]:
@@ -178,7 +181,12 @@ def _run(
     left = max(settings.total_steps - run.steps, 0)
     last = loop.learner.updates + math.ceil(left / loop.steps_per_update)
     end = run.steps + (last - loop.learner.updates) * loop.steps_per_update
-    with open_sinks(run, sinks, end) as (sinks, note), Interruption() as interruption, _checkpoints(run) as checkpoints:
+    with (
+        open_sinks(run, sinks, end) as (sinks, note),
+        Interruption() as interruption,
+        _checkpoints(run) as checkpoints,
+        profile.tracing(settings.profile, run.directory) as trace,
+    ):
         atari = getattr(loop.env, "atari", None) if loop.env.spec.frame_skip > 1 else None
         protocol = [f"{run.env_name}: {atari.describe()}"] if atari else []
         for text in (*notes, loop.describe(), *run.agent.notes, *protocol):
@@ -202,7 +210,8 @@ def _run(
         if last > loop.learner.updates or evaluation_due:
             training.start()
             stop = lambda: interruption.signal is not None
-            loop.run(last, training.take, run.restarts, stop, training.save_without)
+            trace.before(loop.learner.updates + 1, loop.learner.updates + 1)
+            loop.run(last, trace.around(training.take), run.restarts, stop, training.save_without)
         training.drain()
         if interruption.signal is not None:
             training.save()
@@ -276,6 +285,7 @@ class _Training:
         for steps, params, result in self._evaluations.finished() if self._evaluations else ():
             scoring.consider(self._run, params, steps, result, self._sinks)
 
+    @profile.phases("checkpoint")
     def save(self) -> None:
         """Write a checkpoint of the state after the last update."""
         if self._checkpoints is None:
@@ -323,7 +333,8 @@ def _raise_if(interruption: Interruption) -> None:
 def _measure(run: Run, episodes: int, between_steps: Callable[[], None]) -> Callable[[Any, int], Evaluation]:
     """`(params, seed) -> Evaluation`."""
     greedy = run.agent.greedy_step is not None
-    return evaluator(run.agent, run.env, episodes, greedy=greedy, between_steps=between_steps)
+    measure = evaluator(run.agent, run.env, episodes, greedy=greedy, between_steps=between_steps)
+    return profile.phases("evaluation")(measure)
 
 
 @contextlib.contextmanager
