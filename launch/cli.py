@@ -19,7 +19,7 @@ Reinforcement learning at the speed of the accelerator.
   render RUN     draw a trained agent playing, as GIF or MP4
   play GAME RUN  play a board game against a trained agent
   plot RUN...    learning curves of several runs or seeds in one picture
-  bench sebulba  measure throughput against batch size, as a picture and CSV
+  bench FIGURE   measure throughput: scaling (over cores) or sweep (over a setting), as a picture and CSV
   envs           list the environments
   agents         list the agents
   demo           train on Catch and CartPole, with pictures

@@ -125,7 +125,7 @@ def test_meshes_and_means_over_cores_are_named_in_one_file():
 
 
 def test_threads_and_queues_live_in_sebulba():
-    """Elsewhere nothing starts or locks a thread, but for those that only serve; asking which one one is in is allowed."""
+    """Elsewhere nothing starts or locks a thread, but for those that serve; asking which one one is in is allowed."""
     for path in FILES:
         if under(module_name(path), "sebulba") or short(path) in SERVING:
             continue
