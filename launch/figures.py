@@ -142,6 +142,25 @@ def whole(found: dict[str, turns.Measured | turns.Failed]) -> dict[str, turns.Me
     return good
 
 
+def samples(measured: turns.Measured) -> dict[str, list[float]]:
+    """What was measured, round by round."""
+    return {
+        "steps_per_s": [block["steps_per_s"] for block in measured.blocks],
+        "cpu_us_per_step": [1e6 * block["cpu_seconds"] / block["steps"] for block in measured.blocks],
+    }
+
+
+def columns(measured: turns.Measured, frame_skip: int) -> dict[str, float]:
+    """The columns of throughput and of work."""
+    found = samples(measured)
+    frames = [speed * frame_skip for speed in found["steps_per_s"]]
+    return {
+        **spread("steps_per_s", found["steps_per_s"]),
+        **spread("frames_per_s", frames),
+        **spread("cpu_us_per_step", found["cpu_us_per_step"]),
+    }
+
+
 def spread(name: str, values: list[float]) -> dict[str, float]:
     """The columns of one quantity."""
     return {f"{name}_{which}": value for which, value in turns.Spread.of(values)._asdict().items()}

@@ -219,16 +219,7 @@ def row(kind: str, shape: Shape, measured: turns.Measured, facts: dict[str, Any]
     where = {"kind": kind, "device": facts["device_kind"], "hosts": shape.hosts, "cores": shape.total}
     where |= {"environments": shape.environments, "baseline": shape.baseline, "rounds": len(measured.blocks)}
     where |= {"measurement": facts["started"]}
-    speeds = [block["steps_per_s"] for block in measured.blocks]
-    frames = [speed * facts["frame_skip"] for speed in speeds]
-    work = [1e6 * block["cpu_seconds"] / block["steps"] for block in measured.blocks]
-    return {
-        **where,
-        **figures.spread("steps_per_s", speeds),
-        **figures.spread("frames_per_s", frames),
-        **figures.spread("cpu_us_per_step", work),
-        "samples": {"steps_per_s": speeds, "cpu_us_per_step": work},
-    }
+    return {**where, **figures.columns(measured, facts["frame_skip"]), "samples": figures.samples(measured)}
 
 
 def efficiencies(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -117,16 +117,14 @@ def task(options: Options, recipe: dict[str, Any], point: Point) -> Task:
 
 def row(point: Point, measured: turns.Measured, frame_skip: int) -> dict[str, Any]:
     """A line of the table."""
-    speeds = [block["steps_per_s"] for block in measured.blocks]
-    work = [1e6 * block["cpu_seconds"] / block["steps"] for block in measured.blocks]
     where: dict[str, Any] = {"what": ALONE if point.alone else "training"}
-    where |= {axis.replace("-", "_"): value for axis, value in point.values.items()} | {"rounds": len(speeds)}
-    return {
-        **where,
-        **figures.spread("steps_per_s", speeds),
-        **figures.spread("frames_per_s", [speed * frame_skip for speed in speeds]),
-        **figures.spread("cpu_us_per_step", work),
-    }
+    where |= {column(axis): value for axis, value in point.values.items()} | {"rounds": len(measured.blocks)}
+    return where | figures.columns(measured, frame_skip)
+
+
+def column(axis: str) -> str:
+    """The name of an axis in the table."""
+    return axis.replace("-", "_")
 
 
 def draw(options: Options, rows: list[dict[str, Any]], facts: dict[str, Any]) -> Any:
@@ -140,14 +138,11 @@ def draw(options: Options, rows: list[dict[str, Any]], facts: dict[str, Any]) ->
     }
     lines: dict[str, tuple[list[float], list[list[float]]]] = {}
     for each in rows:
-        training = (
-            f"{each[line_axis.replace('-', '_')]} {words[line_axis]}"
-            if line_axis and line_axis in words
-            else "training"
-        )
-        name = each["what"] if each["what"] == ALONE else training
+        name = each["what"]
+        if line_axis and name != ALONE:
+            name = f"{words[line_axis]} {each[column(line_axis)]}"
         at, spreads = lines.setdefault(name, ([], []))
-        at.append(each[axis.replace("-", "_")])
+        at.append(each[column(axis)])
         spreads.append([each[f"{unit}_per_s_{which}"] for which in ("median", "low", "high")])
     return plot_speed.draw_spreads(lines, words[axis], f"{unit} per second", title(options, facts), ALONE)
 

@@ -15,7 +15,8 @@ from podracer.plot import empty
 
 Row = Mapping[str, Any]
 GREY = "0.4"
-CAPTION_WIDTH = 128  # letters
+CAPTION_WIDTH = 168  # letters
+STRAIGHT = 16  # times as many cores as the smallest point has fit on a linear axis
 
 
 def draw_spreads(
@@ -61,13 +62,18 @@ def draw_weak(lines: Mapping[str, Sequence[Row]], unit: str, title: str, pinned:
         _label_last(right, cores, [_efficiency(row, base, unit)[0] for row in rows])
     everywhere = [row["cores"] for rows in lines.values() for row in rows]
     left.plot([], [], linestyle="--", linewidth=1.2, color=GREY, label="ideal: the smallest point times the cores")
-    left.set(xlabel="cores", ylabel=f"{unit} per second", ylim=(0, None))
+    left.set(xlabel="cores", ylabel=f"{unit} per second")
     right.axhline(1, linestyle="--", linewidth=1.2, color=GREY)
-    right.set(xlabel="cores", ylabel="throughput per core, against the smallest point", ylim=(0, None))
+    right.set(xlabel="cores", ylabel="throughput per core, of the smallest point's", ylim=(0, None))
     right.yaxis.set_major_formatter(lambda value, _: f"{value:.0%}")
-    for axes in (left, right):
-        _powers_of_two(axes, everywhere)
-    _thousands(left)
+    _powers_of_two(right, everywhere)
+    if max(everywhere) > STRAIGHT * min(everywhere):  # the ideal is a straight line on both kinds of axes
+        _powers_of_two(left, everywhere)
+        left.set_yscale("log")
+    else:
+        left.set_xticks(sorted(set(everywhere)))
+        left.set(xlim=(0, None), ylim=(0, None))
+        _thousands(left)
     left.legend(frameon=False)
     text = "Measured. Every core has environments of its own, so that the work grows with the cores. "
     if pinned:
@@ -93,7 +99,9 @@ def draw_overhead(rows: Sequence[Row], unit: str, what: str, processors: str) ->
         _band(left, cores, [_spread(row, "overhead") for row in mine], name)
         _label_last(left, cores, [row["overhead_median"] for row in mine])
         _band(right, cores, [_spread(row, f"{unit}_per_s") for row in mine], name)
-    left.axhline(0, linestyle="--", linewidth=1.2, color=GREY, label="the best single core")
+    left.axhline(0, linestyle="--", linewidth=1.2, color=GREY)
+    where: dict[str, Any] = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points"}
+    left.annotate("the best single core", (0.01, 0), xytext=(0, -11), color=GREY, fontsize=9, **where)
     left.set(xlabel="virtual cores", ylabel="CPU time per step, above the best single core")
     left.yaxis.set_major_formatter(lambda value, _: f"{value:+.0%}")
     low, high = left.get_ylim()
@@ -102,7 +110,7 @@ def draw_overhead(rows: Sequence[Row], unit: str, what: str, processors: str) ->
     for axes in (left, right):
         _powers_of_two(axes, [row["cores"] for row in points])
     _thousands(right)
-    left.legend(frameon=False)
+    right.legend(frameon=False, loc="lower left")
     text = (
         f"This shows what more virtual cores cost, NOT how speed grows with cores: all share {processors} of one CPU "
         "and do the same work in total. Throughput grows only until the processors are busy; caches can make many "
@@ -141,7 +149,7 @@ def _efficiency(row: Row, base: Row, unit: str) -> list[float]:
 
 def _label_last(axes: Any, at: Sequence[float], values: Sequence[float]) -> None:
     """The number of the last point, which is what one looks for."""
-    axes.annotate(f"{values[-1]:.0%}", (at[-1], values[-1]), xytext=(6, 4), textcoords="offset points", fontsize=9)
+    axes.annotate(f"{values[-1]:.0%}", (at[-1], values[-1]), xytext=(7, -11), textcoords="offset points", fontsize=9)
 
 
 def _powers_of_two(axes: Any, values: Sequence[float]) -> None:

@@ -9,20 +9,18 @@ from __future__ import annotations
 import contextlib
 import pathlib
 from collections.abc import Callable, Iterator
-from typing import Any, TypeVar
+from typing import Any
 
 import jax
 
 from podracer import hosts
 from podracer.errors import UserError
 
-F = TypeVar("F", bound=Callable)
-
 scope = jax.named_scope  # of operations in a program
 phase = jax.profiler.TraceAnnotation  # of a thread's time
 
 
-def phases(name: str) -> Callable[[F], F]:
+def phases(name: str) -> Callable[[Callable], Callable]:
     """A decorator: calls of the function are a phase of their thread."""
     return lambda function: jax.profiler.annotate_function(function, name=name)
 
