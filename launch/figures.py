@@ -38,6 +38,8 @@ class Workload:
     """cpu, gpu or tpu; None takes what is there."""
     unroll_length: int = 32
     """Decisions per environment between two updates."""
+    updates_per_call: int = 16
+    """Anakin: updates per compiled call."""
     threads_per_core: int = 2
     """Sebulba: actor threads per actor core."""
     lag: str = "fixed"
@@ -59,7 +61,7 @@ class Workload:
         if self.network is not None:
             config.network_recipe(self.network)
         check_number("--seconds", self.seconds, minimum=0, exclusive=True)
-        for name in ("rounds", "unroll_length", "threads_per_core"):
+        for name in ("rounds", "unroll_length", "updates_per_call", "threads_per_core"):
             check_number(f"--{name.replace('_', '-')}", getattr(self, name), minimum=1)
         plot.check_out(pathlib.Path(self.out))
 
@@ -67,7 +69,7 @@ class Workload:
         """Of the architecture. `environments`: per core on Anakin, per actor thread on Sebulba."""
         shared: dict[str, Any] = {"unroll_length": self.unroll_length}
         if self.architecture == "anakin":
-            return shared | {"batch_per_core": environments}
+            return shared | {"batch_per_core": environments, "updates_per_call": self.updates_per_call}
         threads = {"actor_cores": actor_cores, "threads_per_core": self.threads_per_core}
         return shared | threads | {"batch_size": environments, "lag": self.lag}
 

@@ -19,7 +19,6 @@ from launch import blocks
 from podracer.errors import UserError
 
 HEARTBEAT_S = 86_400  # a process that waits for its turn, or is frozen, has not died
-SETTINGS_STEPS = 10**15  # of a run that a block is a part of: long enough for calls of the full length
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,9 +85,7 @@ def build(task: Task) -> Any:
 
     recipe = config.Recipe(**task.recipe)
     settings = importlib.import_module(f"{task.architecture}.settings")
-    given = {"total_steps": SETTINGS_STEPS} | task.settings
-    if task.architecture == "sebulba":
-        given |= {"stall_timeout": blocks.NEVER_S}
+    given = task.settings | ({"stall_timeout": blocks.NEVER_S} if task.architecture == "sebulba" else {})
 
     def make() -> Any:
         agent, env = config.build(recipe)

@@ -17,7 +17,7 @@ from sebulba.loop import Lag, Sebulba
 from sebulba.topology import split
 from tests.sebulba.scripted import OPEN, Scripted
 
-TINY = ["--seconds", "0.05", "--rounds", "3", "--unroll-length", "4", "--platform", "cpu"]
+TINY = ["--seconds", "0.05", "--rounds", "3", "--unroll-length", "4", "--updates-per-call", "2", "--platform", "cpu"]
 
 
 def bench(*arguments):
@@ -160,7 +160,7 @@ def traced(kind=scaling.Options, cores=1, env_options=None, agent_options=None, 
         ({"env_options": {"row": 3}}, "catch has no option 'row'"),
         ({"agent_options": {"epoch": 3}}, "unknown agent setting 'epoch'"),
         ({"agent_options": {"learning_rate": "fast"}}, "a2c on catch cannot be built"),
-        ({"env_options": {"rows": 0}}, "rows is 0"),
+        ({"env_options": {"rows": 0}}, "a2c on catch cannot be built"),
         ({"env": "atari/Pong"}, "atari/Pong"),  # not for Anakin
         ({"architecture": "sebulba", "cores": 2, "settings": {"actor_cores": 2}}, "actor_cores is 2 of 2 cores"),
         ({"architecture": "sebulba", "cores": 4, "settings": {"batch_size": 4}}, "does not divide into learner cores"),
