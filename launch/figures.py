@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import json
 import pathlib
@@ -163,6 +162,11 @@ def columns(measured: turns.Measured, frame_skip: int) -> dict[str, float]:
     }
 
 
+def headline(steps_per_s: float, cores: int, steps_per_update: int) -> dict[str, Any]:
+    """One point of a figure, as `podracer bench cost` and `predict` read it from the JSON."""
+    return {"steps_per_s": steps_per_s, "num_cores": cores, "update_s": steps_per_update / steps_per_s}
+
+
 def spread(name: str, values: list[float]) -> dict[str, float]:
     """The columns of one quantity."""
     return {f"{name}_{which}": value for which, value in turns.Spread.of(values)._asdict().items()}
@@ -178,30 +182,6 @@ def numbers(flag: str, text: str) -> list[int]:
     if not all(word.isdigit() and int(word) for word in words):
         raise UserError(f"{flag} is '{text}'; expected whole numbers >= 1 with commas, such as 16,32. Change {flag}.")
     return sorted({int(word) for word in words})
-
-
-def write(out: pathlib.Path, rows: list[dict[str, Any]], content: dict[str, Any], figure: Any) -> None:
-    """The picture, and the numbers, versions and raw samples beside it.
-
-    Raises:
-      UserError: they cannot be written.
-    """
-    table, facts = out.with_suffix(".csv"), out.with_suffix(".json")
-    plot.save(figure, out)
-    try:
-        with open(table, "w", newline="") as file:
-            writer = csv.DictWriter(file, list(dict.fromkeys(name for row in rows for name in row)))
-            writer.writeheader()
-            writer.writerows(rows)
-        facts.write_text(json.dumps(content, indent=2, default=str) + "\n")
-    except OSError as error:
-        raise UserError(f"--out {out} cannot be written: {error.strerror}. Choose another --out.") from error
-    print(f"{out}, {table}, {facts}")
-
-
-def unit(frame_skip: int) -> str:
-    """What the vertical axis counts."""
-    return "frames per second" if frame_skip > 1 else "steps per second"
 
 
 def named(options: Workload) -> str:

@@ -10,7 +10,7 @@ import dataclasses
 import pathlib
 from typing import Any, Literal, NamedTuple
 
-from launch import figures, turns
+from launch import figures, results, turns
 from launch.figures import Workload
 from launch.parse import parse, take_options
 from launch.worker import Task
@@ -75,8 +75,9 @@ def main(arguments: list[str]) -> None:
     rows = [row(point, good[point.name], facts["frame_skip"]) for point in plan if point.name in good]
     content = {"figure": "sweep", "settings": dataclasses.asdict(options), "recipe": recipe, "rows": rows}
     content |= {"samples": {name: measured.blocks for name, measured in good.items()}, **facts}
+    content |= headline(options, rows, facts)
     if facts["first_process"]:
-        figures.write(pathlib.Path(options.out), rows, content, draw(options, rows, facts))
+        results.write(pathlib.Path(options.out), rows, content, draw(options, rows, facts))
 
 
 def points(options: Options) -> list[Point]:
@@ -120,6 +121,18 @@ def row(point: Point, measured: turns.Measured, frame_skip: int) -> dict[str, An
     where: dict[str, Any] = {"what": ALONE if point.alone else "training"}
     where |= {column(axis): value for axis, value in point.values.items()} | {"rounds": len(measured.blocks)}
     return where | figures.columns(measured, frame_skip)
+
+
+def headline(options: Options, rows: list[dict[str, Any]], facts: dict[str, Any]) -> dict[str, Any]:
+    """The fastest point of training; nothing where there is none."""
+    trained = [each for each in rows if each["what"] != ALONE]
+    if not trained:
+        return {}
+    best = max(trained, key=lambda row: row["steps_per_s_median"])
+    cores = facts["local_devices"] if options.cores == "auto" else int(options.cores)
+    batches = cores if options.architecture == "anakin" else options.threads_per_core * options.actor_cores
+    steps = best.get("batch_size", options.batch_size) * best.get("unroll_length", options.unroll_length) * batches
+    return figures.headline(best["steps_per_s_median"], cores, steps)
 
 
 def column(axis: str) -> str:

@@ -140,21 +140,27 @@ def draw(groups: dict[str, list[Curve]], metric: str, x: str, title: str | None)
     return figure
 
 
-def empty(title: str | None, size: tuple[float, float] = (7, 4.2), panels: int = 1) -> tuple[Any, Any]:
-    """`(figure, axes)`, empty, in the style of all; `size` in inches. Several panels side by side: [panels] axes."""
+def empty(title: str | None, size: tuple[float, float] = (7, 4.2)) -> tuple[Any, Any]:
+    """`(figure, axes)`, empty, in the style of all; `size` in inches."""
+    figure, (axes,) = empty_row(1, size)
+    if title:
+        axes.set_title(title)
+    return figure, axes
+
+
+def empty_row(panels: int, size: tuple[float, float]) -> tuple[Any, list[Any]]:
+    """`(figure, [axes, ...])`: several panels side by side, in the style of all."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, panels, figsize=size, layout="constrained" if panels > 1 else None)
-    for each in figure.axes:
-        each.grid(alpha=0.25)
-        each.spines[["top", "right"]].set_visible(False)
-    if title:
-        figure.suptitle(title) if panels > 1 else axes.set_title(title)
+    figure, grid = pyplot.subplots(1, panels, figsize=size, squeeze=False)
+    for axes in grid[0]:
+        axes.grid(alpha=0.25)
+        axes.spines[["top", "right"]].set_visible(False)
     pyplot.close(figure)  # pyplot forgets it; it can still be drawn on and saved
-    return figure, axes
+    return figure, list(grid[0])
 
 
 def confidence_band(values: np.ndarray, level: float = 0.95) -> tuple[np.ndarray, np.ndarray]:

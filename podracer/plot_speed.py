@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from podracer.plot import empty
+from podracer.plot import empty, empty_row
 
 Row = Mapping[str, Any]
 GREY = "0.4"
@@ -51,7 +51,7 @@ def draw_weak(lines: Mapping[str, Sequence[Row]], unit: str, title: str, pinned:
       unit: "steps" or "frames".
       pinned: the cores are processes on a CPU.
     """
-    figure, (left, right) = empty(title, (10.5, 4.4), panels=2)
+    figure, left, right = _two_panels(title, (10.5, 4.4))
     for name, rows in lines.items():
         rows = sorted(rows, key=lambda row: row["cores"])
         base, cores = rows[0], [row["cores"] for row in rows]
@@ -92,7 +92,7 @@ def draw_overhead(rows: Sequence[Row], unit: str, what: str, processors: str) ->
     points = [row for row in rows if not row["baseline"]]
     environments, best = points[0]["environments"], points[0]["against_environments"]
     title = f"{what}: overhead of virtual cores at constant total work ({environments:,} environments)"
-    figure, (left, right) = empty(title, (10.5, 4.6), panels=2)
+    figure, left, right = _two_panels(title, (10.5, 4.6))
     for hosts in sorted({row["hosts"] for row in points}):
         mine = sorted((row for row in points if row["hosts"] == hosts), key=lambda row: row["cores"])
         cores, name = [row["cores"] for row in mine], "one process" if hosts == 1 else f"{hosts} processes"
@@ -119,6 +119,13 @@ def draw_overhead(rows: Sequence[Row], unit: str, what: str, processors: str) ->
     )
     _caption(figure, text)
     return figure
+
+
+def _two_panels(title: str, size: tuple[float, float]) -> tuple[Any, Any, Any]:
+    figure, (left, right) = empty_row(2, size)
+    figure.set_layout_engine("constrained")  # room for what stands above and below both
+    figure.suptitle(title)
+    return figure, left, right
 
 
 def _band(axes: Any, at: Sequence[float], spreads: Sequence[Sequence[float]], name: str, limit: bool = False) -> Any:

@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from launch import cli, figures, scaling, sweep, worker
+from launch import cli, figures, points, scaling, sweep, worker
 from podracer import mesh
 from podracer.errors import UserError
 from podracer.runs import PACKAGES
@@ -74,6 +74,8 @@ def test_pinned_processes_train_together_each_with_environments_of_its_own(tmp_p
     assert [(row["cores"], row["hosts"], row["environments"]) for row in rows][:2] == [("1", "1", "4"), ("2", "2", "8")]
     spreads_are_in_order(rows, "steps_per_s", "efficiency")
     assert float(rows[0]["efficiency_median"]) == 1 and float(rows[1]["efficiency_median"]) > 0
+    assert (facts["num_cores"], facts["steps_per_s"]) == (1, float(rows[0]["steps_per_s_median"]))
+    assert round(facts["update_s"] * facts["steps_per_s"]) == 4 * 4  # environments, decisions
     assert facts["kind"] == "pinned" and len(facts["topology"]["cpus"]) >= 2
     again = scaling.draw([facts, scaling.read(out.with_suffix(".json"))])  # a measurement beside another one
     assert len(again.axes) == 2
@@ -96,6 +98,10 @@ def test_a_sweep_of_sebulba_has_the_environments_alone_beside_it(tmp_path):
     for row in rows:
         assert row["frames_per_s_median"] == row["steps_per_s_median"]  # CartPole skips no frames
     assert facts["recipe"]["network"] == "mlp" and facts["local_devices"] == 2
+    best = max(rows[:2], key=lambda row: float(row["steps_per_s_median"]))
+    assert facts["steps_per_s"] == float(best["steps_per_s_median"]) and facts["num_cores"] == 2
+    assert round(facts["update_s"] * facts["steps_per_s"]) == 2 * 8 * int(best["unroll_length"])
+    assert facts["params_bytes"] > 0
 
 
 @pytest.mark.parametrize(
@@ -142,11 +148,11 @@ def test_mistakes_are_one_line(tmp_path, monkeypatch, capsys, line, says):
     assert list(tmp_path.iterdir()) == []
 
 
-def options(kind=scaling.Options, **changes):
+def options(kind=points.Options, **changes):
     return kind(platform="cpu", **{"env": "catch", "agent": "a2c", **changes})
 
 
-def traced(kind=scaling.Options, cores=1, env_options=None, agent_options=None, settings=None, **changes):
+def traced(kind=points.Options, cores=1, env_options=None, agent_options=None, settings=None, **changes):
     """What the process that looks first says of one task."""
     chosen = options(kind, **changes)
     recipe = figures.recipe(chosen, env_options or {}, agent_options or {})
@@ -182,7 +188,7 @@ def test_looking_says_what_a_picture_must_know():
 def shapes(kind, **changes):
     chosen = options(**changes)
     cores, hosts = figures.numbers("--cores", chosen.cores), figures.numbers("--hosts", chosen.hosts)
-    plan = scaling.shapes(kind, chosen, cores, hosts)
+    plan = points.shapes(kind, chosen, cores, hosts)
     return [(each.hosts, each.cores, each.environments, each.baseline) for each in plan]
 
 
@@ -200,8 +206,8 @@ def test_weak_scaling_adds_environments_and_virtual_cores_share_them():
 def test_the_cores_of_sebulba_are_split_and_each_thread_gets_its_part():
     chosen = options(architecture="sebulba", cores="1,2,8", batch_size=64, actor_fraction=0.25)
     recipe = figures.recipe(chosen, {}, {})
-    plan = scaling.shapes("devices", chosen, [1, 2, 8], [1])
-    tasks = [scaling.task(chosen, recipe, shape) for shape in plan]
+    plan = points.shapes("devices", chosen, [1, 2, 8], [1])
+    tasks = [points.task(chosen, recipe, shape) for shape in plan]
     found = [(task.cores, task.settings["actor_cores"], task.settings["batch_size"]) for task in tasks]
     assert found == [(1, 1, 32), (2, 1, 64), (8, 2, 128)]  # 64 environments per core, on 2, 2 and 4 threads
 
@@ -214,7 +220,7 @@ def row(cores, speeds, work, environments=8, baseline=False):
     ]
     measured = scaling.turns.Measured.of(blocks, 0.0, 0.0)
     facts = {"device_kind": "cpu", "frame_skip": 4, "started": "now"}
-    return scaling.row("virtual", scaling.Shape(1, cores, environments, baseline), measured, facts)
+    return scaling.row("virtual", points.Shape(1, cores, environments, baseline), measured, facts)
 
 
 def test_efficiency_is_throughput_per_core_round_by_round():
