@@ -10,11 +10,13 @@ import contextlib
 import logging
 import pathlib
 import shutil
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from podracer import hosts
 from podracer.errors import UserError
 
 FORMAT = 1
@@ -26,10 +28,11 @@ class Checkpoints:
     Args:
       directory: created on the first save.
       keep: how many of the newest stay.
+      alone: this host reads and writes by itself; else all hosts must do the same together.
     """
 
-    def __init__(self, directory: pathlib.Path, keep: int = 2):
-        self.directory, self.keep = pathlib.Path(directory).absolute(), keep
+    def __init__(self, directory: pathlib.Path, keep: int = 2, alone: bool = False):
+        self.directory, self.keep, self._alone = pathlib.Path(directory).absolute(), keep, alone
         self._manager, self._creates = None, False
 
     def save(self, steps: int, params: Any, state: Any, meta: dict[str, Any]) -> None:
@@ -43,28 +46,45 @@ class Checkpoints:
         """
         import orbax.checkpoint as ocp
 
-        self._finish_replacing()
-        shutil.rmtree(self._beside, ignore_errors=True)  # of a run that was killed there
-        if self._is_complete(steps):
+        if self._on_first(lambda: self._prepare(steps)):
             return self._replace(steps, params, state, meta)
         items = {name: _to_dict(tree) for name, tree in {"params": params, "state": state}.items()}
         saved = {name: ocp.args.StandardSave(leaves) for name, leaves in items.items() if leaves}
         meta = {"format": FORMAT, "steps": steps, **meta}
         manager = self._open(create=True)
-        for old in manager.all_steps():
+        for old in manager.all_steps() if hosts.count() == 1 else ():
             if not self._is_complete(old):
                 manager.delete(old)  # of a run that was killed there
         manager.save(steps, args=ocp.args.Composite(meta=ocp.args.JsonSave(meta), **saved), force=True)
         manager.wait_until_finished()
 
+    def _prepare(self, steps: int) -> bool:
+        """Tidy up after a run that was killed while it saved; whether there is a checkpoint of these steps."""
+        self._finish_replacing()
+        shutil.rmtree(self._beside, ignore_errors=True)
+        if hosts.count() > 1:
+            for old in self.directory.glob("[0-9]*"):
+                if not _is_complete(old):
+                    shutil.rmtree(old)
+        return self._is_complete(steps)
+
+    def _on_first(self, function: Callable[[], Any]) -> Any:
+        return function() if self._alone else hosts.on_first(function)
+
     def _replace(self, steps: int, params: Any, state: Any, meta: dict[str, Any]) -> None:
         """Write the checkpoint beside the one of the same name, and swap them: a kill leaves one of them readable."""
-        beside = Checkpoints(self._beside)
+        beside = Checkpoints(self._beside, alone=self._alone)
         beside.save(steps, params, state, meta)
         beside.close()
-        (self.directory / str(steps)).rename(self._beside / "old")
-        self._finish_replacing()
-        shutil.rmtree(self._beside)
+
+        def swap():
+            (self.directory / str(steps)).rename(self._beside / "old")
+            self._finish_replacing()
+            shutil.rmtree(self._beside)
+
+        self._on_first(swap)
+        if self._manager is not None:
+            self._manager.reload()
 
     @property
     def _beside(self) -> pathlib.Path:
@@ -159,18 +179,31 @@ class Checkpoints:
             logging.getLogger("absl").setLevel(logging.ERROR)
             handlers = {name: ocp.StandardCheckpointHandler() for name in ("params", "state")}
             handlers |= {"meta": ocp.JsonCheckpointHandler()}
+            alone = self._alone and hosts.count() > 1
+            if alone and create:  # Orbax does not, for a part of the hosts
+                self.directory.mkdir(parents=True, exist_ok=True)
             options = ocp.CheckpointManagerOptions(
                 max_to_keep=self.keep,
-                create=create,
+                create=create and not alone,
                 cleanup_tmp_directories=create,
                 enable_async_checkpointing=False,
                 single_host_load_and_broadcast=False,
+                **({"multiprocessing_options": _this_host_only()} if alone else {}),
             )
             self._manager, self._creates = (
                 ocp.CheckpointManager(self.directory, options=options, item_handlers=handlers),
                 create,
             )
         return self._manager
+
+
+def _this_host_only() -> Any:
+    import orbax.checkpoint as ocp
+
+    mine = hosts.index()
+    return ocp.options.MultiprocessingOptions(
+        primary_host=mine, active_processes={mine}, barrier_sync_key_prefix=f"host{mine}"
+    )
 
 
 def _is_complete(directory: pathlib.Path) -> bool:

@@ -12,20 +12,23 @@ from typing import Any
 
 import jax
 
-from podracer import config, mesh, profile, prometheus, scoring
+from podracer import config, hosts, mesh, profile, prometheus, scoring
 from podracer.checkpoint import Checkpoints
 from podracer.errors import UserError
-from podracer.evaluate import Evaluation, evaluator
+from podracer.evaluate import Evaluation, evaluator, shared
 from podracer.metrics import ReturnWindow
 from podracer.runs import (
+    Finished,
     Interruption,
     NonFiniteLoss,
+    agree,
     check_new,
     check_sinks,
     create_directory,
     environment_facts,
     memory_of,
     open_sinks,
+    resumable,
 )
 from podracer.scoring import Clock, ScoredRun
 from podracer.settings import change
@@ -56,8 +59,9 @@ class Run(ScoredRun):
         return jax.tree.map(lambda leaf: leaf.addressable_data(0), self.loop.learner.state.params)
 
     def evaluate(self, episodes: int = 20, greedy: bool = True, seed: int = 0, params: Any = None) -> Evaluation:
-        """Measure the current (or other) params; see `podracer.evaluate`."""
-        return evaluator(self.agent, self.env, episodes, greedy=greedy)(self.params if params is None else params, seed)
+        """Measure the current (or other) params, on all hosts; see `podracer.evaluate`."""
+        measure = shared(evaluator, self.agent, self.env, episodes, greedy=greedy)
+        return measure(self.params if params is None else params, seed)
 
 
 def train(
@@ -70,30 +74,37 @@ def train(
     recipe: config.Recipe | None = None,
     sinks: Sequence[Sink] | None = None,
     notes: Sequence[str] = (),
+    or_resume: bool = False,
     **changes: Any,
 ) -> Run:
-    """Train `agent` on `env` with threads that act and cores that learn, on this host.
+    """Train `agent` on `env` with threads that act and cores that learn, on every host.
+
+    Where several hosts are connected (`podracer.hosts.connect`), each has its own environments and actors, and all
+    learn together.
 
     Args:
       agent: any `Agent`.
       env: a host environment; an environment that can be compiled (or a `Batch` of one) is bridged.
       settings: see `Settings`; `changes` are fields of it, e.g. `actor_cores=2`.
-      cores: how many cores, for acting and learning together; None takes all that JAX has.
+      cores: how many cores of each host, for acting and learning together; None takes all that JAX has.
       run_dir: a new directory for config, metrics and checkpoints; None writes nothing.
       recipe: names that make `agent` and `env` again, for `config.json`; None: found out where possible.
       sinks: what takes the rows of metrics, beside the files of `run_dir`; None: a terminal.
       notes: what the terminal says first.
+      or_resume: go on where `run_dir` holds this very run with a checkpoint, so that the same command can be repeated.
 
     Raises:
-      UserError: something given cannot work; nothing was compiled or written.
+      UserError: something given cannot work, or is not the same on all hosts; nothing was compiled or written.
       NonFiniteLoss: with `nan="stop"`.
       KeyboardInterrupt, SystemExit: after Ctrl-C or SIGTERM, when the checkpoint is written.
       the first exception of any thread.
     """
     settings = change(settings or Settings(), changes)
     directory = None if run_dir is None else pathlib.Path(run_dir)
-    check_new(directory)
+    if not or_resume:
+        check_new(directory)
     check_sinks(directory, settings.tensorboard, settings.wandb)
+    agree(settings, cores, recipe=_as_dict(recipe))
     loop = build_loop(agent, env, settings, cores)
     profile.check(settings.profile, directory, math.ceil(settings.total_steps / loop.steps_per_update))
     prometheus.check_port(settings.metrics_port)
@@ -102,7 +113,9 @@ def train(
     if directory is not None:
         content = {"architecture": "sebulba", "recipe": _as_dict(recipe or config.describe(agent, env))}
         content |= {"settings": dataclasses.asdict(settings), "num_cores": loop.topology.num_cores}
-        create_directory(directory, content | environment_facts(loop.topology.learner_mesh))
+        if or_resume and resumable(directory, content):
+            return resume(directory, cores=cores, total_steps=settings.total_steps, agent=agent, env=env, sinks=sinks)
+        create_directory(directory, content | environment_facts(loop.topology.learner_mesh), or_resume)
     return _run(Run(agent, env, loop, settings, directory), ReturnWindow(), sinks, notes)
 
 
@@ -142,14 +155,15 @@ def resume(
     prometheus.check_port(settings.metrics_port)
     checkpoints = Checkpoints(directory / "checkpoints", settings.keep)
     meta = checkpoints.meta()
+    agree(settings, cores, checkpoint=meta["steps"])
     if meta["steps"] >= settings.total_steps and not meta["evaluation_due"]:
-        raise UserError(
+        raise Finished(
             f"{directory} is finished: it has {meta['steps']:,} of {settings.total_steps:,} steps. "
             "Give a larger --total-steps to go on."
         )
     loop = build_loop(agent, env, settings, cores)
     loop.check()
-    like, learner_cores = loop.learner.state, len(loop.topology.learner_cores)
+    like, learner_cores = loop.learner.state, mesh.size(loop.topology.learner_mesh)
     if jax.tree.leaves(like.memory) and meta["learner_cores"] != learner_cores:
         raise UserError(
             f"{directory} keeps a replay on each of {meta['learner_cores']} learner cores; this is {learner_cores}. "
@@ -165,8 +179,10 @@ def resume(
     window = ReturnWindow()
     window.restore(meta["window"])
     # A run that was killed has rows from after its last checkpoint: they will be written again.
-    drop_rows_after(directory / "metrics.jsonl", run.steps)
-    return _run(run, window, sinks, evaluation_due=meta["evaluation_due"])
+    hosts.on_first(lambda: drop_rows_after(directory / "metrics.jsonl", run.steps))
+    before, now = meta.get("steps_per_update", loop.steps_per_update), loop.steps_per_update
+    notes = [] if before == now else [f"an update is now of {now:,} steps; it was of {before:,}"]
+    return _run(run, window, sinks, notes, evaluation_due=meta["evaluation_due"])
 
 
 def _run(
@@ -204,12 +220,13 @@ def _run(
         started = time.perf_counter()
         compiled = loop.compile()
         note(f"compiled in {time.perf_counter() - started:.1f} s, about {memory_of(compiled)} per learner core")
-        training = _Training(run, window, sinks, note, checkpoints, last)
+        training = _Training(run, window, sinks, note, checkpoints, last, interruption)
         if evaluation_due:
             training.ask()
-        if last > loop.learner.updates or evaluation_due:
+        if (last > loop.learner.updates or evaluation_due) and not interruption.reached():
             training.start()
-            stop = lambda: interruption.signal is not None
+            # One host may stop whenever it is asked to; several do so after the same update.
+            stop = lambda: hosts.count() == 1 and interruption.reached()
             trace.before(loop.learner.updates + 1, loop.learner.updates + 1)
             loop.run(last, trace.around(training.take), run.restarts, stop, training.save_without)
         training.drain()
@@ -234,9 +251,11 @@ class _Training:
         note: Callable[[str], None],
         checkpoints: Checkpoints | None,
         last: int,
+        interruption: Interruption,
     ):
         loop, settings = run.loop, run.settings
         self._run, self._sinks, self._note, self._checkpoints, self._last = run, sinks, note, checkpoints, last
+        self._interruption = interruption
         self._report = Report(loop, window, run.steps, run.updates)
         first = loop.learner.updates
         # Counted from the beginning of the run, so that a resumed one stops where it would have.
@@ -267,7 +286,8 @@ class _Training:
         report.add(update)
         run.steps, run.updates = report.steps_after(update.number), report.updates_after(update.number)
         bad = update.metrics["nonfinite_updates"] > 0
-        if update.number % self._every == 0 or update.number in self._stops or bad:
+        stopped = hosts.count() > 1 and self._interruption.reached()
+        if update.number % self._every == 0 or update.number in self._stops or bad or stopped:
             self._row()
         if bad and run.settings.nan == "stop":
             raise NonFiniteLoss(run.updates, run.directory)
@@ -278,7 +298,7 @@ class _Training:
                     self._evaluations.wait()
                 self.save()
         self.drain()
-        return False
+        return stopped
 
     def drain(self) -> None:
         """Write the evaluations that are done."""
@@ -292,12 +312,14 @@ class _Training:
             return
         run = self._run
         learner, evaluations = run.loop.learner, self._evaluations
+        self._report.collect()
         meta = {
             "evaluation_due": evaluations is not None and evaluations.pending,
             "train_s": run.train_s,
             "updates": self._report.updates_after(learner.updates),
             "loop_updates": learner.updates,
-            "learner_cores": len(run.loop.topology.learner_cores),
+            "learner_cores": mesh.size(run.loop.topology.learner_mesh),
+            "steps_per_update": run.loop.steps_per_update,
             "restarts": run.restarts,
             "window": self._report.window.state(),
         }
@@ -306,8 +328,11 @@ class _Training:
         self._checkpoints.save(steps, state.params, state._replace(params=()), meta)
 
     def save_without(self, hanging: list[str]) -> None:
-        """Write a checkpoint although these threads hang; where the learner does, there is no state to save."""
-        if "learner" not in hanging:
+        """Write a checkpoint although these threads hang; where the learner does, there is no state to save.
+
+        Of several hosts none can save by itself.
+        """
+        if "learner" not in hanging and hosts.count() == 1:
             self.save()
 
     def _row(self) -> None:
@@ -326,14 +351,14 @@ class _Interrupted(Exception):
 
 
 def _raise_if(interruption: Interruption) -> None:
-    if interruption.signal is not None:
+    if hosts.count() == 1 and interruption.reached():
         raise _Interrupted
 
 
 def _measure(run: Run, episodes: int, between_steps: Callable[[], None]) -> Callable[[Any, int], Evaluation]:
     """`(params, seed) -> Evaluation`."""
     greedy = run.agent.greedy_step is not None
-    measure = evaluator(run.agent, run.env, episodes, greedy=greedy, between_steps=between_steps)
+    measure = shared(evaluator, run.agent, run.env, episodes, greedy=greedy, between_steps=between_steps)
     return profile.phases("evaluation")(measure)
 
 
