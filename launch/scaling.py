@@ -102,8 +102,9 @@ def check_kind(kind: str, options: Options, facts: dict[str, Any], others: list[
 
 def row(kind: str, shape: Shape, measured: turns.Measured, facts: dict[str, Any]) -> dict[str, Any]:
     """A line of the table; `steps_per_s` and `cpu_us_per_step` are by round, until they are compared."""
-    where = {"kind": kind, "device": facts["device_kind"], "hosts": shape.hosts, "cores": shape.total}
-    where |= {"environments": shape.environments, "baseline": shape.baseline, "rounds": len(measured.blocks)}
+    hosts = facts["processes"]  # of a slice, where this command was started on each of them
+    where = {"kind": kind, "device": facts["device_kind"], "hosts": shape.hosts * hosts, "cores": shape.total * hosts}
+    where |= {"environments": shape.environments * hosts, "baseline": shape.baseline, "rounds": len(measured.blocks)}
     where |= {"measurement": facts["started"]}
     return {**where, **figures.columns(measured, facts["frame_skip"]), "samples": figures.samples(measured)}
 

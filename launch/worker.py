@@ -123,7 +123,8 @@ def look(cpu: list[dict[str, Any]] | str, elsewhere: list[dict[str, Any]] | str)
     spec = loops[0].batch.spec if hasattr(loops[0], "batch") else loops[0].env.spec
     facts = runs.environment_facts(mesh.make()) | {"frame_skip": spec.frame_skip}
     facts |= {"device_kind": jax.devices()[0].device_kind, "local_devices": jax.local_device_count()}
-    facts |= {"processors": mesh.physical_cores(), "first_process": jax.process_index() == 0}
+    facts |= {"processors": mesh.physical_cores(), "processes": jax.process_count()}
+    facts |= {"first_process": jax.process_index() == 0}
     learner = jax.eval_shape(loops[0].agent.initial_learner_state, jax.random.key(0))
     facts |= {"params_bytes": sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(learner.params))}
     flags = {name: value for name, value in os.environ.items() if name.startswith(("XLA_", "JAX_", "LIBTPU_"))}

@@ -219,7 +219,7 @@ def row(cores, speeds, work, environments=8, baseline=False):
         for speed, cpu in zip(speeds, work, strict=True)
     ]
     measured = scaling.turns.Measured.of(blocks, 0.0, 0.0)
-    facts = {"device_kind": "cpu", "frame_skip": 4, "started": "now"}
+    facts = {"device_kind": "cpu", "frame_skip": 4, "started": "now", "processes": 1}
     return scaling.row("virtual", points.Shape(1, cores, environments, baseline), measured, facts)
 
 
