@@ -7,6 +7,7 @@ uses the cores; the rest goes over JAX's coordination service, from any thread.
 
 from __future__ import annotations
 
+import atexit
 import collections
 import contextlib
 import importlib.metadata
@@ -104,6 +105,7 @@ def connect(
     sys.excepthook = _end_all
     _watching.clear()
     watchdog.beside(_watch, "hosts")
+    atexit.register(disconnect)
 
 
 def _place(coordinator: str | None, hosts: int | None, host: int | None) -> Place | None:

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -110,6 +111,22 @@ def create_directory(directory: pathlib.Path, content: dict[str, Any], again: bo
       UserError: it exists already, or cannot be made.
     """
     hosts.on_first(lambda: _create(directory, content, again))
+    if hosts.count() > 1:
+        _check_shared(directory)
+
+
+def _check_shared(directory: pathlib.Path) -> None:
+    """Refuse a directory on the first host's own disk: every host writes its part of the checkpoints."""
+    deadline = time.monotonic() + 5.0  # a network's file system may show it a little later
+    while not (directory / "config.json").is_file() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    seen = hosts.gather("directory", (directory / "config.json").is_file())
+    if not all(seen):
+        blind = ", ".join(str(host) for host, sees in enumerate(seen) if not sees)
+        raise UserError(
+            f"run directory {directory} of host 0 is not there on host {blind}; expected one that all hosts share. "
+            "Choose a --run on a network's file system or in a bucket."
+        )
 
 
 def _create(directory: pathlib.Path, content: dict[str, Any], again: bool) -> None:

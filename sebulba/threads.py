@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable
 
-from podracer import exits
+from podracer import exits, hosts
 
 POLL_S = 0.05
 
@@ -159,4 +159,6 @@ class Supervisor:
             last_words(self.alive())
         finally:
             print(f"threads {', '.join(self.alive())} do not end; leaving without them", file=sys.stderr, flush=True)
+            if hosts.count() > 1:
+                hosts.leave(status, str(error))
             os._exit(status)
