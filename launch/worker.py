@@ -16,6 +16,7 @@ import sys
 from typing import Any
 
 from launch import blocks
+from podracer import hosts
 from podracer.errors import UserError
 
 HEARTBEAT_S = 86_400  # a process that waits for its turn, or is frozen, has not died
@@ -52,7 +53,10 @@ def main(arguments: list[str]) -> None:
     task = Task(**given)
     if task.cpus:
         os.sched_setaffinity(0, task.cpus)
-    _connect(task)
+    if task.hosts > 1:
+        hosts.connect(task.coordinator, task.hosts, task.host, heartbeat_s=HEARTBEAT_S)
+    else:
+        hosts.connect()  # a slice, where this is started on each of its hosts
     start(task.platform, task.cores)
     serve(task, say)
 
@@ -112,6 +116,7 @@ def look(cpu: list[dict[str, Any]] | str, elsewhere: list[dict[str, Any]] | str)
 
     from podracer import mesh, runs
 
+    hosts.connect()
     tasks = [Task(**each) for given in (cpu, elsewhere) if not isinstance(given, str) for each in given]
     platform = next((task.platform for task in tasks), None)
     # More virtual cores than a task asks for do no harm; the count is for CPUs alone.
@@ -123,8 +128,8 @@ def look(cpu: list[dict[str, Any]] | str, elsewhere: list[dict[str, Any]] | str)
     spec = loops[0].batch.spec if hasattr(loops[0], "batch") else loops[0].env.spec
     facts = runs.environment_facts(mesh.make()) | {"frame_skip": spec.frame_skip}
     facts |= {"device_kind": jax.devices()[0].device_kind, "local_devices": jax.local_device_count()}
-    facts |= {"processors": mesh.physical_cores(), "processes": jax.process_count()}
-    facts |= {"first_process": jax.process_index() == 0}
+    facts |= {"processors": mesh.physical_cores(), "processes": hosts.count()}
+    facts |= {"first_process": hosts.is_first()}
     learner = jax.eval_shape(loops[0].agent.initial_learner_state, jax.random.key(0))
     facts |= {"params_bytes": sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(learner.params))}
     flags = {name: value for name, value in os.environ.items() if name.startswith(("XLA_", "JAX_", "LIBTPU_"))}
@@ -149,21 +154,6 @@ def _traced(task: Task) -> Any:
             "Change --agent.*, --env.* or --network."
         ) from error
     return loop
-
-
-def _connect(task: Task) -> None:
-    """Join the other processes of this measurement; nothing where there are none."""
-    if task.hosts == 1:
-        return
-    import jax
-
-    jax.distributed.initialize(
-        task.coordinator,
-        task.hosts,
-        task.host,
-        coordinator_bind_address=task.coordinator,  # loopback only; by default it is every interface
-        heartbeat_timeout_seconds=HEARTBEAT_S,
-    )
 
 
 if __name__ == "__main__":
