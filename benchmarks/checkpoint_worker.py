@@ -78,7 +78,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             directory = None if args.every is None else Path(folder) / "run"
             steps, seconds, cpu = train(total_steps, directory).between()
-            saved = [] if directory is None else list((directory / "checkpoints").iterdir())
+            saved = [] if directory is None else [p for p in (directory / "checkpoints").iterdir() if p.is_dir()]
             say(blocks.answer(steps, seconds, cpu, checkpoints=len(saved)))
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import select
 import signal
 import statistics
 import subprocess
@@ -17,6 +18,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 PATIENCE_S = 60  # for a worker to end by itself
+POLL_S = 1.0
 Command = Sequence[str] | Sequence[Sequence[str]]  # of one process, or of several that work together
 
 
@@ -94,17 +96,34 @@ class Worker:
     def _answer(self) -> dict[str, Any]:
         """What all processes say, as one; empty where one of them has ended."""
         answers = []
-        for process, log in zip(self._processes, self._logs, strict=True):
-            assert process.stdout is not None
-            line = process.stdout.readline()
+        for process in self._processes:
+            line = self._line(process)
             if not line:
-                self.error = self.error or f"ended with status {process.wait()}, see {log}"
+                self.error = self._obituary()
                 self._kill()
                 return {}
             answers.append(json.loads(line))
         if self.freeze:
             self._signal(signal.SIGSTOP)
         return together(answers)
+
+    def _line(self, process: subprocess.Popen[str]) -> str:
+        """What a process says next; empty where it has ended, or where it waits for another one that has."""
+        assert process.stdout is not None
+        while not select.select([process.stdout], [], [], POLL_S)[0]:
+            if any(each.poll() is not None for each in self._processes):
+                return ""
+        return process.stdout.readline()
+
+    def _obituary(self) -> str:
+        """Which process ended, and how."""
+        deadline = time.monotonic() + PATIENCE_S
+        while time.monotonic() < deadline:  # one that has closed its output is about to end
+            for process, log in zip(self._processes, self._logs, strict=True):
+                if process.poll() is not None:
+                    return f"ended with status {process.poll()}, see {log}"
+            time.sleep(0.02)
+        return f"says nothing any more, see {self._logs[0]}"
 
     def _say(self, command: str) -> None:
         for process in self._processes:

@@ -88,3 +88,11 @@ def test_one_at_a_time_makes_a_new_process_for_every_block(tmp_path):
     assert log.read_text().split() == ["a", "b", "a", "b"]
     assert len(found["a"].blocks) == 2 and isinstance(found["c"], Failed)
     assert sorted(path.name for path in (tmp_path / "logs" / "2").iterdir()) == ["a.log", "b.log", "c.log"]
+
+
+def test_where_one_of_several_dies_nobody_waits_for_the_others(tmp_path):
+    """One that would never answer, because it waits for the dead one, is ended too."""
+    waits = [sys.executable, "-c", "import time; time.sleep(3600)"]
+    worker = turns.Worker("both", [waits, [sys.executable, "-c", "raise SystemExit(7)"]], tmp_path / "logs")
+    assert worker.error == f"ended with status 7, see {tmp_path / 'logs' / 'both.1.log'}"
+    assert [process.poll() for process in worker._processes] == [-9, 7]
