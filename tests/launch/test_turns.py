@@ -95,4 +95,5 @@ def test_where_one_of_several_dies_nobody_waits_for_the_others(tmp_path):
     waits = [sys.executable, "-c", "import time; time.sleep(3600)"]
     worker = turns.Worker("both", [waits, [sys.executable, "-c", "raise SystemExit(7)"]], tmp_path / "logs")
     assert worker.error == f"ended with status 7, see {tmp_path / 'logs' / 'both.1.log'}"
+    worker.stop()
     assert [process.poll() for process in worker._processes] == [-9, 7]
