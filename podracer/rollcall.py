@@ -14,21 +14,14 @@ import select
 import socket
 import time
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from podracer.errors import UserError
+from podracer.places import Place, split
 
 LONGEST_LINE = 100_000  # bytes; whatever else comes to the port is turned away
 RETRY_S = 0.2
 SAY_EVERY_S = 10.0
-
-
-class Place(NamedTuple):
-    """Where the hosts meet, and which of them this is."""
-
-    address: str  # HOST:PORT of the first host
-    count: int
-    index: int
 
 
 def call(place: Place, facts: dict[str, Any], timeout_s: float, say: Callable[[str], None]) -> str:
@@ -55,18 +48,6 @@ def call(place: Place, facts: dict[str, Any], timeout_s: float, say: Callable[[s
     return f"{_bracketed(bound)}:{split(place.address)[1]}" if place.index == 0 else place.address
 
 
-def split(address: str) -> tuple[str, int]:
-    """`HOST:PORT` as its parts; an IPv6 address stands in brackets.
-
-    Raises:
-      UserError: it is not of this form.
-    """
-    name, _, port = address.rpartition(":")
-    if not name or not port.isdigit() or not 0 < int(port) < 65536:
-        raise UserError(f"coordinator is '{address}'; expected HOST:PORT, for example 10.0.0.2:8476.")
-    return name.strip("[]"), int(port)
-
-
 def differences(facts: list[dict[str, Any]], names: Sequence[str] | None = None) -> list[str]:
     """In words, the leaves on which `facts` [n] differ: `NAME is X on host 0 and Y on hosts 1, 2`.
 
@@ -75,14 +56,15 @@ def differences(facts: list[dict[str, Any]], names: Sequence[str] | None = None)
       names: whose they are; None: the hosts'.
     """
     flat, found = [dict(_leaves(each)) for each in facts], []
-    whose = _hosts if names is None else lambda places: ", ".join(names[place] for place in places)
     for name in sorted({name for each in flat for name in each}):
         hosts_of: dict[str, list[int]] = {}
         for host, each in enumerate(flat):
             hosts_of.setdefault(json.dumps(each[name]) if name in each else "absent", []).append(host)
         if len(hosts_of) > 1:
-            between = " on " if names is None else " "
-            parts = (f"{value}{between}{whose(hosts)}" for value, hosts in hosts_of.items())
+            parts = [
+                f"{value} on {_hosts(places)}" if names is None else f"{value} {', '.join(names[p] for p in places)}"
+                for value, places in hosts_of.items()
+            ]
             found.append(f"{name} is {' and '.join(parts)}")
     return found
 

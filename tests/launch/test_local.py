@@ -131,7 +131,7 @@ def test_an_exception_on_one_host_ends_all_within_seconds():
 def test_a_killed_host_ends_the_others_and_the_launcher_goes_on(tmp_path):
     """kill -9 of the second; the rows in the end are those of an undisturbed run; no process is left."""
     directory, started = tmp_path / "run", time.monotonic()
-    sizes = ["--total-steps", 160 * 600, "--evaluations", 6]
+    sizes = ["--total-steps", 160 * 300, "--evaluations", 3]
     process = launch("--max-restarts", 1, "--", *ANAKIN, *sizes, "--run", directory)
     with running(process):
         wait_for_rows(directory, 130, process)  # after a checkpoint, before the next
@@ -145,7 +145,7 @@ def test_a_killed_host_ends_the_others_and_the_launcher_goes_on(tmp_path):
     assert "another host of this run is gone" in err
     assert "host 1 was ended by SIGKILL" in err and "restart 1 of 1 (the status was 137)" in err
     steps = [row["steps"] for row in rows(directory) if "updates" in row]
-    assert steps == list(range(160, 160 * 600 + 1, 160))
+    assert steps == list(range(160, 160 * 300 + 1, 160))
     assert not any(os.path.exists(f"/proc/{pid}") for pid in before)
 
 

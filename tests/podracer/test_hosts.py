@@ -12,9 +12,9 @@ import time
 
 import pytest
 
-from podracer import exits, hosts, rollcall
+from podracer import exits, hosts, places, rollcall
 from podracer.errors import UserError
-from podracer.rollcall import Place
+from podracer.places import Place
 from tests.launch.hosts import environment, free_port
 
 FACTS = {"version of jax": "1.0", "settings": {"seed": 0}}
@@ -73,12 +73,12 @@ def test_a_host_that_is_twice_there_or_of_another_run_is_refused():
         except UserError as error:
             refused.append(str(error))
 
-    for places, says in (
+    for those, says in (
         ([(3, 0), (3, 1), (3, 1)], "host 1 was started twice; expected hosts 0 to 2"),
         ([(3, 0), (2, 1)], "host 1 was started as one of 2 hosts, host 0 as one of 3"),
     ):
         refused.clear()
-        threads = [threading.Thread(target=one, args=(Place(address, *place),)) for place in places]
+        threads = [threading.Thread(target=one, args=(Place(address, *place),)) for place in those]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -117,7 +117,7 @@ def connected(address):
     deadline = time.monotonic() + 5
     while True:
         try:
-            return socket.create_connection(rollcall.split(address), timeout=10)
+            return socket.create_connection(places.split(address), timeout=10)
         except OSError:
             assert time.monotonic() < deadline
 
@@ -125,7 +125,7 @@ def connected(address):
 @pytest.mark.parametrize("address", ["", "10.0.0.2", "10.0.0.2:", ":80", "host:0", "host:65536", "host:port"])
 def test_an_address_that_is_none_is_refused(address):
     with pytest.raises(UserError, match="expected HOST:PORT"):
-        rollcall.split(address)
+        places.split(address)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +139,7 @@ def test_an_address_that_is_none_is_refused(address):
     ],
 )
 def test_flags_that_cannot_work_are_refused_at_once(given, says, monkeypatch):
-    for name in (hosts.COORDINATOR, hosts.COUNT, hosts.INDEX):
+    for name in (places.COORDINATOR, places.COUNT, places.INDEX):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(UserError, match=says.replace("(", r"\(")):
         hosts.connect(**given)
@@ -178,8 +178,8 @@ def test_slurm_tells_where_the_hosts_meet(monkeypatch):
     slurm = {"SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "node[003,005]", "SLURM_PROCID": "1", "SLURM_LOCALID": "0"}
     for name, value in {**slurm, "SLURM_NTASKS": "2"}.items():
         monkeypatch.setenv(name, value)
-    assert hosts._place(None, None, None) == Place("node003:61447", 2, 1)
-    assert hosts._place(None, 1, None) is None
+    assert places.find(None, None, None) == Place("node003:61447", 2, 1)
+    assert places.find(None, 1, None) is None
 
 
 def test_a_status_is_worth_a_restart_or_not():
@@ -218,10 +218,10 @@ with Watchdog(0.5) as watchdog:
 
 
 def test_the_last_place_of_a_launchers_environment_is_taken(monkeypatch):
-    monkeypatch.setenv(hosts.COORDINATOR, "10.0.0.2:8476")
-    monkeypatch.setenv(hosts.COUNT, "4")
-    monkeypatch.setenv(hosts.INDEX, "3")
-    assert hosts._place(None, None, None) == Place("10.0.0.2:8476", 4, 3)
-    monkeypatch.setenv(hosts.COUNT, "many")
+    monkeypatch.setenv(places.COORDINATOR, "10.0.0.2:8476")
+    monkeypatch.setenv(places.COUNT, "4")
+    monkeypatch.setenv(places.INDEX, "3")
+    assert places.find(None, None, None) == Place("10.0.0.2:8476", 4, 3)
+    monkeypatch.setenv(places.COUNT, "many")
     with pytest.raises(UserError, match="hosts is 'many'; expected a number"):
-        hosts._place(None, None, None)
+        places.find(None, None, None)
