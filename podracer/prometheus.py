@@ -9,16 +9,17 @@ import errno
 import http.server
 import re
 import socketserver
-import threading
 from collections.abc import Mapping
 from typing import Any
 
 from podracer import hosts
 from podracer.errors import UserError, check_number
 from podracer.sinks import Row
+from podracer.watchdog import beside
 
 ADDRESS = "127.0.0.1"
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
+POLL_S = 0.1  # how soon it sees that it should stop
 REQUEST_S = 5.0  # a client that says nothing for longer is hung up on
 
 
@@ -67,9 +68,8 @@ class Prometheus:
             def log_message(self, format: str, *args: Any) -> None:
                 """Nothing: the terminal belongs to the run."""
 
-        self._server = _listen(port, Handler)
-        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.1,), name="metrics", daemon=True)
-        self._thread.start()
+        self._server = server = _listen(port, Handler)
+        beside(lambda: server.serve_forever(POLL_S), "metrics")
 
     def write(self, row: Row) -> None:
         member = row.get("member")
@@ -81,9 +81,8 @@ class Prometheus:
         self._values = self._values | numbers
 
     def close(self) -> None:
-        self._server.shutdown()
+        self._server.shutdown()  # returns when the thread has left its loop
         self._server.server_close()
-        self._thread.join()
 
     def text(self) -> str:
         """What is served: one gauge per number, named `podracer_...`, with a label for each of many runs in one."""

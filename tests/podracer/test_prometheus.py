@@ -51,6 +51,13 @@ def listeners(port):
     return found
 
 
+def no_thread_is_left():
+    for thread in threading.enumerate():
+        if thread.name == "metrics":
+            thread.join(10)
+            assert not thread.is_alive()
+
+
 needs_proc = pytest.mark.skipif(not pathlib.Path("/proc/net/tcp").exists(), reason="there is no /proc/net/tcp")
 
 
@@ -63,7 +70,7 @@ def test_it_listens_on_loopback_alone_and_not_after_the_end():
     finally:
         sink.close()
     assert listeners(port) == []
-    assert not [thread for thread in threading.enumerate() if thread.name == "metrics"]
+    no_thread_is_left()
     prometheus.Prometheus(port, {}).close()  # and at once again
 
 
@@ -113,7 +120,7 @@ def test_a_client_that_says_nothing_does_not_keep_it_open(monkeypatch):
     sink = prometheus.Prometheus(port, {})
     with socket.create_connection(("127.0.0.1", port)):
         sink.close()
-    assert not [thread for thread in threading.enumerate() if thread.name == "metrics"]
+    no_thread_is_left()
 
 
 class Scrape:
