@@ -18,6 +18,9 @@ from podracer.config import Recipe
 from podracer.errors import UserError, check_number
 
 Architecture = Literal["anakin", "sebulba"]
+# The very program that this is, wherever it was started from: `python -m` would take the installed one.
+ROOT = pathlib.Path(__file__).resolve().parents[1]
+WORKER = f"import sys; sys.path.insert(0, {str(ROOT)!r}); from launch.worker import main; main(sys.argv[1:])"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,11 +102,10 @@ def look(on_cpu: list[Task] | str, elsewhere: list[Task] | str) -> dict[str, Any
     """
     as_json = lambda tasks: tasks if isinstance(tasks, str) else [dataclasses.asdict(task) for task in tasks]
     given = json.dumps({"cpu": as_json(on_cpu), "elsewhere": as_json(elsewhere)})
-    command = [sys.executable, "-m", "launch.worker", given]
-    done = subprocess.run(command, capture_output=True, text=True)
+    done = subprocess.run(_command(given), capture_output=True, text=True)
     if done.returncode or not done.stdout:
         last = (done.stderr.strip().splitlines() or ["no message"])[-1]
-        raise RuntimeError(f"`python -m launch.worker` ended with status {done.returncode}: {last}")
+        raise RuntimeError(f"the process that looks first ended with status {done.returncode}: {last}")
     found = json.loads(done.stdout.splitlines()[-1])
     if "error" in found:
         raise UserError(found["error"])
@@ -117,13 +119,16 @@ def measure(tasks: dict[str, list[Task]], rounds: int, alone: bool) -> dict[str,
       tasks: by name, the processes that are measured together.
       alone: only one process can hold the devices: every measurement is by a new one.
     """
-    command = lambda task: [sys.executable, "-m", "launch.worker", task.json()]
-    commands: dict[str, turns.Command] = {name: [command(t) for t in team] for name, team in tasks.items()}
+    commands: dict[str, turns.Command] = {name: [_command(t.json()) for t in team] for name, team in tasks.items()}
     logs = pathlib.Path(tempfile.mkdtemp(prefix="podracer_bench_"))
     if alone:
         return turns.one_at_a_time(commands, rounds, logs, say)
     freeze = any(task.architecture == "sebulba" for team in tasks.values() for task in team)
     return turns.in_turns(commands, rounds, logs, freeze=freeze, say=say)
+
+
+def _command(given: str) -> list[str]:
+    return [sys.executable, "-c", WORKER, given]
 
 
 def whole(found: dict[str, turns.Measured | turns.Failed]) -> dict[str, turns.Measured]:

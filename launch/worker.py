@@ -1,4 +1,4 @@
-"""`python -m launch.worker JSON`: one process of a figure of `podracer bench`, as `launch/blocks.py` says.
+"""One process of a figure of `podracer bench`; what it says on its pipes is in `launch/blocks.py`.
 
 It builds what `podracer train` would build from the same names and settings, and trains in blocks. With `{"cpu": tasks,
 "elsewhere": tasks}` it measures nothing: it builds and traces each task of the list for the platform that it finds, and
@@ -12,7 +12,6 @@ import functools
 import importlib
 import json
 import os
-import sys
 from typing import Any
 
 from launch import blocks
@@ -154,7 +153,3 @@ def _traced(task: Task) -> Any:
             "Change --agent.*, --env.* or --network."
         ) from error
     return loop
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
