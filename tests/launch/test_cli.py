@@ -155,7 +155,7 @@ def test_version(podracer):
         ("train anakin --profile 9000000:9000001", "but the run ends with update"),
         ("train sebulba --profile 4:3", "profile is '4:3'; expected START:STOP"),
         ("train anakin --metrics-port 0", "metrics_port is 0"),
-        ("train sebulba --metrics-port http", "--metrics-port"),
+        ("train sebulba --metrics-port http", "--metrics-port is 'http'; expected a number. See"),
         ("train anakin --agent.minibatches 7 --preset none", "minibatches = 7"),
         ("train anakin --starts optimistic --batch-per-core 5 --preset none", "optimistic_ratio"),
         ("train anakin --sweep learning_rat=1", "sweep has 'learning_rat'"),
