@@ -24,6 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from podracer import mesh as cores
+from podracer import profile
 from podracer.envs.batch import Batch
 from podracer.envs.host import jittable
 from podracer.errors import UserError, check_number, unknown
@@ -250,8 +251,10 @@ class Anakin:
         def decide(carry, keys):
             actor, env, timestep, episodes = carry
             actor_key, env_keys = keys
-            output, actor = agent.actor_step(state.learner.params, actor, timestep, actor_key)
-            env, following = self.batch.step(env, output.action, env_keys)
+            with profile.scope("acting"):
+                output, actor = agent.actor_step(state.learner.params, actor, timestep, actor_key)
+            with profile.scope("environment"):
+                env, following = self.batch.step(env, output.action, env_keys)
             episodes, ended = episodes.add(following)
             return (actor, env, following, episodes), (timestep, output, ended)
 
@@ -260,7 +263,8 @@ class Anakin:
         (actor, env, last, episodes), (timesteps, outputs, ended) = jax.lax.scan(decide, start, keys)
         timesteps = jax.tree.map(lambda many, one: jnp.concatenate([many, one[None]]), timesteps, last)
         trajectory = Trajectory(timesteps, outputs, state.actor)
-        learner, metrics = agent.learner_step(state.learner, trajectory, learner_key, axis)
+        with profile.scope("learning"):
+            learner, metrics = agent.learner_step(state.learner, trajectory, learner_key, axis)
         metrics = CallMetrics(cores.mean(metrics, axis), EpisodeSums.over(ended, axis))
         return AnakinState(learner, actor, env, last, episodes, state.key, state.updates + 1), metrics
 

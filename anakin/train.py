@@ -15,7 +15,7 @@ import numpy as np
 
 from anakin.loop import Anakin, AnakinState, CallMetrics
 from anakin.settings import Settings, build_loop
-from podracer import config, hosts, mesh, scoring
+from podracer import config, hosts, mesh, profile, prometheus, scoring
 from podracer.checkpoint import Checkpoints
 from podracer.envs.batch import Batch
 from podracer.errors import UserError, check_divides
@@ -103,6 +103,8 @@ def train(
         {"settings": dataclasses.asdict(settings), "recipe": recipe and dataclasses.asdict(recipe), "cores": cores}
     )
     loop = build_loop(agent, env, settings, cores)
+    profile.check(settings.profile, directory, math.ceil(settings.total_steps / loop.steps_per_update))
+    prometheus.check_port(settings.metrics_port)
     loop.check()
     if directory is not None:
         if recipe is None and loop.batch == Batch(loop.batch.env, starts=settings.starts):
@@ -147,6 +149,7 @@ def resume(
     settings = change(Settings(), {**content["settings"], "sweep": tuple(content["settings"].get("sweep", ()))})
     settings = change(settings, {} if total_steps is None else {"total_steps": total_steps})
     check_sinks(directory, settings.tensorboard, settings.wandb)
+    prometheus.check_port(settings.metrics_port)
     checkpoints = Checkpoints(directory / "checkpoints", settings.keep)
     meta = checkpoints.meta()
     agree(settings, cores, checkpoint=meta["steps"])
@@ -199,6 +202,7 @@ def _run(
         Interruption() as interruption,
         Watchdog(settings.stall_timeout) as watchdog,
         contextlib.closing(checkpoints) if checkpoints else contextlib.nullcontext(),
+        profile.tracing(settings.profile, run.directory) as trace,
     ):
         _introduce(run, total_steps, note, notes)
         started = time.perf_counter()
@@ -215,7 +219,9 @@ def _run(
         for call in range(run.steps // loop.steps_per_call + 1, calls + 1):
             if interruption.signal is not None:
                 break
-            run.state, metrics = loop.step(run.state)
+            last = call * loop.updates_per_call
+            with trace.step(last - loop.updates_per_call + 1, last):
+                run.state, metrics = loop.step(run.state)
             run.steps += loop.steps_per_call
             # A CPU may have done it all before `step` returned, which is then when the call ended.
             ended = time.perf_counter() if metrics.episodes.count.is_ready() else None  # type: ignore
@@ -234,6 +240,7 @@ def _run(
                     if checkpoints is not None:
                         _save(run, windows, checkpoints, stopped and evaluator is not None and call in stops)
                 interruption.reached()
+            trace.after(last, metrics)
             watchdog.beat()
         with watchdog.paused():
             if interruption.signal is None and evaluator is not None and run.best_params is not None:
@@ -295,10 +302,12 @@ def _write(
             raise NonFiniteLoss(update, run.directory, member if many else None)
 
 
+@profile.phases("evaluation")
 def _evaluate(run: Run, evaluator: Measure, sinks: Sequence[Sink]) -> None:
     scoring.consider(run, run.params, run.steps, evaluator(run.params, run.evaluation_seed(1)), sinks)
 
 
+@profile.phases("checkpoint")
 def _save(run: Run, windows: list[ReturnWindow], checkpoints: Checkpoints, evaluation_due: bool) -> None:
     meta = {
         "evaluation_due": evaluation_due,

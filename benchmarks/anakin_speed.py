@@ -22,7 +22,9 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from interleave import ROOT, Failed, Measured, Worker, in_turns, where_and_when
+from table_head import ROOT, where_and_when
+
+from launch.turns import Failed, Measured, Worker, in_turns
 
 WORKER = ROOT / "benchmarks" / "anakin_worker.py"
 PEERS = ROOT / "benchmarks" / "peers"

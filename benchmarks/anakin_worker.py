@@ -6,13 +6,8 @@ of an agent, for the whole training. In the first two the trajectory is summed u
 
 import argparse
 import dataclasses
-import json
-import os
-import resource
-import sys
-import time
-from collections.abc import Callable
-from typing import Any
+
+from launch import blocks
 
 ENVS = {
     "cartpole": ("gymnax/CartPole-v1", "tanh"),
@@ -33,18 +28,6 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--cores", type=int, default=None, help="virtual cores; default: one per physical core")
     parser.add_argument("--seconds", type=float, default=5.0, help="length of a timed block; 0: one update per block")
     return parser.parse_args()
-
-
-def take_stdout():
-    """Keep standard output for the protocol alone: whatever libraries print goes to standard error."""
-    channel = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)
-    return channel
-
-
-def cpu_seconds() -> float:
-    usage = resource.getrusage(resource.RUSAGE_SELF)
-    return usage.ru_utime + usage.ru_stime
 
 
 def build(args: argparse.Namespace):
@@ -81,49 +64,9 @@ def sums_up(state, trajectory, key, axis_name):
     return state, {"sum": sum(jnp.sum(leaf, dtype=jnp.float32) for leaf in jax.tree.leaves(trajectory))}
 
 
-def serve(make_loop: Callable[[], Any], config: dict[str, Any], seconds: float, channel: Any) -> None:
-    """Answer `go` with blocks of about `seconds` of a loop; 0: of one call."""
-    import jax
-
-    start = time.perf_counter()  # imports and the start of the backend are behind us
-    loop = make_loop()
-    state = loop.init(seed=0)
-    loop.compile()
-    compile_s = time.perf_counter() - start
-
-    def run(calls: int) -> float:
-        nonlocal state
-        begin = time.perf_counter()
-        for _ in range(calls):
-            state, metrics = loop.step(state)
-        jax.block_until_ready(metrics)
-        return time.perf_counter() - begin
-
-    run(1)
-    calls = 1
-    if seconds:
-        elapsed = run(1)
-        while elapsed < min(0.5, seconds):  # grow the probe until it is long enough to trust
-            calls *= 2
-            elapsed = run(calls)
-        calls = max(1, round(calls * seconds / elapsed))
-    print(json.dumps({"ready": True, "compile_s": round(compile_s, 3), "config": config}), file=channel)
-    for line in sys.stdin:
-        command = line.strip()
-        if command == "quit":
-            break
-        if command != "go":
-            continue
-        cpu, seconds = cpu_seconds(), run(calls)
-        steps = calls * loop.steps_per_call
-        used = cpu_seconds() - cpu
-        result = {"steps": steps, "seconds": seconds, "steps_per_s": steps / seconds, "cpu_seconds": used}
-        print(json.dumps(result), file=channel)
-
-
 def main() -> None:
     args = parse_args()
-    channel = take_stdout()
+    say = blocks.take_stdout()
     from podracer import mesh
 
     mesh.start_backend("cpu", args.cores)
@@ -136,7 +79,7 @@ def main() -> None:
         updates = 1 if args.seconds == 0 else 4
         return Anakin(agent, env, args.num_envs // jax.device_count(), args.unroll, updates_per_call=updates)
 
-    serve(make_loop, vars(args), args.seconds, channel)
+    blocks.serve_anakin(make_loop, vars(args), args.seconds, say)
 
 
 if __name__ == "__main__":

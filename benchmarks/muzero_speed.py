@@ -1,26 +1,25 @@
-"""Speed of MuZero on both architectures: prints tables, and draws throughput against batch and simulations.
+"""Speed of MuZero on both architectures: prints tables.
 
     python benchmarks/muzero_speed.py
     python benchmarks/muzero_speed.py --only anakin/gumbel cores --rounds 5
-    python benchmarks/muzero_speed.py --only sweep --out muzero.png
 
 CartPole, 256 environments in total, 50 simulations, a network of layers of 64, one start of an unroll per decision.
 Whole training beside its parts alone (acting, learning, and acting with as many calls of the model and no search: the
 limit), and beside the same program with mctx's search. All rows of a table take turns; medians over the blocks. Wall
-time needs a quiet machine, CPU seconds less so. `cores`: the same total work on more and more virtual cores. `sweep`:
-acting and learning against the number of environments, one line per number of simulations (the figures of the Podracer
-paper's section on MuZero), as CSV and PNG.
+time needs a quiet machine, CPU seconds less so. `cores`: the same total work on more and more virtual cores. `podracer
+bench sweep` draws throughput against batch and simulations, the figures of the Podracer paper's section on MuZero.
 """
 
 from __future__ import annotations
 
 import argparse
-import csv
 import sys
 import tempfile
 from pathlib import Path
 
-from interleave import ROOT, Failed, Measured, in_turns, where_and_when
+from table_head import ROOT, where_and_when
+
+from launch.turns import Failed, Measured, in_turns
 
 WORKER = ROOT / "benchmarks" / "muzero_worker.py"
 ROWS = {
@@ -30,7 +29,7 @@ ROWS = {
     "whole": {},
     "whole, mctx": {"search": "mctx"},
 }
-BATCHES, SIMULATIONS, CORES = (16, 64, 256, 1024), (8, 16, 50), (1, 2, 4, 8)
+CORES = (1, 2, 4, 8)
 
 
 def parse_args() -> argparse.Namespace:
@@ -38,9 +37,6 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--only", nargs="*", default=[], metavar="WORD", help="parts: anakin/gumbel, sebulba, cores")
     parser.add_argument("--rounds", type=int, default=5, help="blocks of each row")
     parser.add_argument("--seconds", type=float, default=3.0, help="length of a block")
-    parser.add_argument(
-        "--out", type=Path, default=Path("muzero-speed.png"), help="picture of the sweep; CSV beside it"
-    )
     parser.add_argument("--quick", action="store_true", help="3 blocks of half a second: shows that it runs")
     args = parser.parse_args()
     if args.quick:
@@ -98,46 +94,6 @@ def cores(args: argparse.Namespace, logs: Path) -> list[str]:
     return lines
 
 
-def sweep(args: argparse.Namespace, logs: Path) -> list[str]:
-    """Throughput of both architectures by environments and simulations; also as CSV and as a picture."""
-    rows = []
-    for architecture in ("anakin", "sebulba"):
-        for simulations in SIMULATIONS:
-            commands = {
-                str(batch): command(args, architecture=architecture, simulations=simulations, num_envs=batch)
-                for batch in BATCHES
-            }
-            name = f"sweep_{architecture}_{simulations}"
-            for batch, row in in_turns(commands, args.rounds, logs / name, freeze=architecture == "sebulba").items():
-                if isinstance(row, Measured):
-                    rows.append((architecture, simulations, int(batch), row.steps_per_s, row.spread))
-    with open(args.out.with_suffix(".csv"), "w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(("architecture", "simulations", "environments", "steps_per_s", "spread"))
-        writer.writerows(rows)
-    draw(rows, args.out)
-    lines = ["| architecture | simulations | environments |   steps/s | spread |", "|:--|--:|--:|--:|--:|"]
-    return lines + [f"| {a} | {s} | {b} | {speed:,.0f} | {spread:.0%} |" for a, s, b, speed, spread in rows]
-
-
-def draw(rows: list[tuple], out: Path) -> None:
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(9, 4))
-    for place, architecture in enumerate(("anakin", "sebulba"), 1):
-        axes = figure.add_subplot(1, 2, place)
-        for simulations in SIMULATIONS:
-            points = [(row[2], row[3]) for row in rows if row[:2] == (architecture, simulations)]
-            if points:
-                axes.plot(*zip(*points, strict=True), marker="o", label=f"{simulations} simulations")
-        axes.set(xscale="log", yscale="log", xlabel="environments", ylabel="steps/s", title=architecture.capitalize())
-        axes.set_xticks(BATCHES, [str(batch) for batch in BATCHES])
-        axes.minorticks_off()
-        axes.legend()
-    figure.suptitle("Gumbel MuZero on CartPole, acting and learning, two cores of one processor")
-    figure.savefig(out, dpi=150, bbox_inches="tight")
-
-
 def main() -> None:
     args = parse_args()
     wanted = lambda name: not args.only or any(word in name for word in args.only)
@@ -149,9 +105,8 @@ def main() -> None:
         for agent in ("muzero", "gumbel-muzero"):
             if wanted(f"{architecture}/{agent}"):
                 print("\n".join(whole_and_parts(architecture, agent, args, logs)), flush=True)
-    for part in (cores, sweep):
-        if wanted(part.__name__):
-            print("\n" + "\n".join(part(args, logs)), flush=True)
+    if wanted("cores"):
+        print("\n" + "\n".join(cores(args, logs)), flush=True)
 
 
 if __name__ == "__main__":

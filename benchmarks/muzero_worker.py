@@ -9,8 +9,9 @@ import argparse
 import dataclasses
 from typing import Any
 
-from anakin_worker import serve, sums_up, take_stdout
-from sebulba_worker import NEVER_S, train
+from anakin_worker import sums_up
+
+from launch import blocks
 
 PARTS = ("train", "act", "model", "learn")
 
@@ -89,12 +90,10 @@ def without_search(args: argparse.Namespace, agent: Any, env: Any) -> Any:
 
 def main() -> None:
     args = parse_args()
-    channel = take_stdout()
+    say = blocks.take_stdout()
     from podracer import mesh
 
     mesh.start_backend("cpu", args.cores)
-    import json
-
     from podracer import envs
 
     env = envs.make(args.env)
@@ -103,7 +102,7 @@ def main() -> None:
 
         per_core = args.num_envs // args.cores
         make = lambda: Anakin(make_agent(args, env), env, per_core, args.unroll, updates_per_call=1)
-        serve(make, vars(args), args.seconds, channel)
+        blocks.serve_anakin(make, vars(args), args.seconds, say)
         return
     from sebulba.loop import Lag, Sebulba
     from sebulba.topology import split
@@ -112,9 +111,9 @@ def main() -> None:
     host = envs.on_host(env, args.num_envs // threads)
     topology = split(args.cores, 1, threads, args.num_envs // threads)
     make = lambda: Sebulba(
-        make_agent(args, env), host, topology, args.unroll, Lag.parse("fixed"), stall_timeout_s=NEVER_S
+        make_agent(args, env), host, topology, args.unroll, Lag.parse("fixed"), stall_timeout_s=blocks.NEVER_S
     )
-    train(make, args, lambda message: print(json.dumps(message), file=channel))
+    blocks.serve_sebulba(make, vars(args), args.seconds, say)
 
 
 if __name__ == "__main__":

@@ -31,7 +31,7 @@ import jax
 import jax.numpy as jnp
 import mctx
 import numpy as np
-from interleave import where_and_when
+from table_head import where_and_when
 
 from muzero import search
 from podracer import mesh

@@ -34,7 +34,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from interleave import ROOT, Failed, Measured, in_turns, where_and_when
+from table_head import ROOT, where_and_when
+
+from launch.turns import Failed, Measured, in_turns
 
 WORKER = [sys.executable, str(ROOT / "benchmarks" / "sebulba_worker.py")]
 PEERS = {"sample-factory": ROOT / "benchmarks" / "peers" / "sample_factory_impala.py"}

@@ -9,14 +9,9 @@ import argparse
 import dataclasses
 import functools
 import json
-import sys
-import time
-from collections.abc import Callable
 from typing import Any
 
-from anakin_worker import take_stdout
-
-NEVER_S = 1e9  # a frozen process is silent for long
+from launch import blocks
 
 
 def parse_args() -> argparse.Namespace:
@@ -86,38 +81,13 @@ def make_loop(args: argparse.Namespace, batch_size: int, unroll_length: int) -> 
     env = envs.on_host(envs.make(args.env, **args.env_options), batch_size)
     agent = agents.impala(env.spec, Config(shared_trunk=True), network(args.network))
     topology = split(args.cores, args.actor_cores, args.threads, batch_size)
-    return Sebulba(agent, env, topology, unroll_length, Lag.parse(args.lag), stall_timeout_s=NEVER_S)
+    return Sebulba(agent, env, topology, unroll_length, Lag.parse(args.lag), stall_timeout_s=blocks.NEVER_S)
 
 
-def answer(done: Any, **more: Any) -> dict[str, Any]:
-    """A block in the words of the protocol."""
-    numbers = {"steps": done.steps, "seconds": done.seconds, "steps_per_s": done.steps_per_s}
-    return {**numbers, "cpu_seconds": done.cpu_s, **more}
-
-
-def train(make: Callable[[], Any], args: argparse.Namespace, say: Any) -> None:
-    """Train in blocks, the first one when it is asked for."""
+def pieces(args: argparse.Namespace) -> dict[str, Any]:
+    """What measures the parts, by their names."""
     from sebulba import measure
 
-    start = time.perf_counter()
-    loop = make()
-    loop.compile()
-    compile_s = time.perf_counter() - start
-
-    def between(block: Any) -> bool:
-        if block is None:
-            say(ready(args, compile_s))
-        else:
-            say(answer(block.done, updates=block.updates, waits=block.waits))
-        return sys.stdin.readline().strip().startswith("go")
-
-    measure.blocks(loop, args.seconds, between)
-
-
-def pieces(args: argparse.Namespace, say: Any) -> None:
-    from sebulba import measure
-
-    start = time.perf_counter()
     measures = {}
     for batch_size in args.batches:
         loops = {length: make_loop(args, batch_size, length) for length in args.unrolls}
@@ -129,29 +99,20 @@ def pieces(args: argparse.Namespace, say: Any) -> None:
             measures[f"infer/{batch_size}"] = measure.Inference(loop)
         if "learn" in args.parts:
             measures |= {f"learn/{batch_size}/{length}": measure.Learning(each) for length, each in loops.items()}
-    say(ready(args, time.perf_counter() - start))
-    for line in sys.stdin:
-        command, _, what = line.strip().partition(" ")
-        if command == "quit":
-            break
-        say(answer(measures[what](args.seconds)))
-
-
-def ready(args: argparse.Namespace, compile_s: float) -> dict[str, Any]:
-    return {"ready": True, "compile_s": round(compile_s, 3), "config": vars(args)}
+    return measures
 
 
 def main() -> None:
     args = parse_args()
-    channel = take_stdout()
+    say = blocks.take_stdout()
     from podracer import mesh
 
     mesh.start_backend("cpu", args.cores)
-    say = lambda message: print(json.dumps(message), file=channel)
     if args.what == "pieces":
-        pieces(args, say)
+        blocks.serve(lambda: pieces(args), vars(args), args.seconds, say)
     else:
-        train(lambda: make_loop(args, args.batches[0], args.unrolls[0]), args, say)
+        make = lambda: make_loop(args, args.batches[0], args.unrolls[0])
+        blocks.serve_sebulba(make, vars(args), args.seconds, say)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ Reinforcement learning at the speed of the accelerator.
   play GAME RUN  play a board game against a trained agent
   plot RUN...    learning curves of several runs or seeds in one picture
   launch KIND    train on several hosts, here or elsewhere: local, tpu-vm, gke, slurm
-  bench FIGURE   measure throughput (sebulba), reckon what it costs (cost) or how it would scale (predict)
+  bench FIGURE   throughput over cores (scaling) or a setting (sweep); cost and predict reckon with it
   compile        compile a training program for a TPU slice that is not here, and say what it needs
   doctor         what this machine has, what is missing, and what to do about it
   envs           list the environments

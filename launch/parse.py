@@ -163,5 +163,7 @@ def _one_line(text: str, known: list[str], prog: str) -> str:
     message = re.sub(r"^Error parsing (agent|network|[a-z]+): ", "", message)
     number = r"^Error parsing (--\S+): (?:invalid literal for int.*: |could not convert string to float: )'(.*)'"
     message = re.sub(number, r"\1 is '\2'; expected a number", message)
+    optional = r"^Error parsing (--\S+): no type matching \{None\}\|(?:INT|FLOAT) could be instantiated from \['(.*)'\]"
+    message = re.sub(optional, r"\1 is '\2'; expected a number", message)
     message = re.sub(r"^Missing value for argument '(\S+)'.*", r"\1 has no value; expected one", message)
     return f"{message.rstrip('.')}. See {prog} --help."

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import pathlib
 import statistics
@@ -102,29 +101,12 @@ def _from_json(path: pathlib.Path) -> Rate:
     except (ValueError, OSError) as error:
         raise UserError(f"--from {path} is not readable JSON ({error}). Choose another --from.") from None
     content = content if isinstance(content, dict) else {}
-    speed = content.get("steps_per_s", _best_in_csv(path.with_suffix(".csv")))
+    speed = content.get("steps_per_s")
     if not isinstance(speed, int | float) or isinstance(speed, bool) or not 0 < speed < float("inf"):
-        raise UserError(f"--from {path} has no steps_per_s above 0, nor has the CSV beside it. Choose another --from.")
-    skip, update_s = content.get("frame_skip") or _skip_in_csv(path.with_suffix(".csv")), content.get("update_s")
+        raise UserError(f"--from {path} has no steps_per_s above 0. Choose another --from.")
+    skip, update_s = content.get("frame_skip") or 1, content.get("update_s")
     source = f"measured in {path.name} on {content.get('devices', 'devices unknown')}"
     return Rate(float(speed), int(skip), content.get("num_cores"), update_s, content.get("params_bytes"), source)
-
-
-def _table(path: pathlib.Path) -> list[dict[str, str]]:
-    """The rows of training in what `podracer bench sebulba` writes."""
-    if not path.is_file():
-        return []
-    with open(path, newline="") as file:
-        return [row for row in csv.DictReader(file) if row.get("steps_per_s_median") and row.get("what") == "training"]
-
-
-def _best_in_csv(path: pathlib.Path) -> float | None:
-    return max((float(row["steps_per_s_median"]) for row in _table(path)), default=None)
-
-
-def _skip_in_csv(path: pathlib.Path) -> int:
-    ratios = [float(row["frames_per_s_median"]) / float(row["steps_per_s_median"]) for row in _table(path)]
-    return max(round(ratios[0]), 1) if ratios else 1
 
 
 def measure(env_name: str, agent_name: str, seconds: float, cores: int | None = None) -> Rate:
@@ -141,7 +123,7 @@ def measure(env_name: str, agent_name: str, seconds: float, cores: int | None = 
     env = envs.make(env_name)
     if envs.is_host(env):
         raise UserError(
-            f"--env {env_name} steps on the host; measure it with podracer bench sebulba, then give --from."
+            f"--env {env_name} steps on the host; measure it with podracer bench sweep --architecture sebulba, then give --from."
         )
     agent = config.make_agent(env.spec, config.agent_maker(agent_name))
     loop = anakin.Anakin(agent, env, BATCH_PER_CORE, unroll_length=20, updates_per_call=UPDATES, num_cores=cores)

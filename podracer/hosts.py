@@ -65,6 +65,7 @@ def connect(
     hosts: int | None = None,
     host: int | None = None,
     timeout_s: float = 300.0,
+    heartbeat_s: int = HEARTBEAT_S,
     say: Callable[[str], None] = lambda text: print(text, file=sys.stderr, flush=True),
 ) -> None:
     """Join the other hosts of this run, before anything else uses JAX; nothing where there are none.
@@ -75,6 +76,7 @@ def connect(
       hosts: how many there are; 1 looks for no others.
       host: which of them this is, from 0.
       timeout_s: how long to wait for the others.
+      heartbeat_s: a host that is silent for longer is lost; longer for one that is stopped on purpose now and then.
       say: gets a line now and then while the first host waits.
 
     Raises:
@@ -94,7 +96,7 @@ def connect(
             place.index,
             cluster_detection_method="deactivate",  # all is known
             initialization_timeout=int(max(timeout_s, 30)),
-            heartbeat_timeout_seconds=HEARTBEAT_S,
+            heartbeat_timeout_seconds=heartbeat_s,
             shutdown_timeout_seconds=SHUTDOWN_S,
             coordinator_bind_address=roll.bind if place.index == 0 else None,
         )

@@ -52,15 +52,20 @@ def made_for(name: str) -> Iterator[None]:
 
 def physical_cores() -> int:
     """CPU cores that this process may use, counting the hyper-threads of a core once."""
+    return len(cpus())
+
+
+def cpus() -> list[int]:
+    """One logical CPU of each physical core that this process may use, by the numbers of the operating system."""
     usable = os.sched_getaffinity(0) if hasattr(os, "sched_getaffinity") else set(range(os.cpu_count() or 1))
-    siblings = set()
-    for cpu in usable:
+    first: dict[str, int] = {}
+    for cpu in sorted(usable):
         try:
             with open(f"/sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list") as file:
-                siblings.add(file.read().strip())
+                first.setdefault(file.read().strip(), cpu)
         except OSError:
-            return len(usable)
-    return len(siblings)
+            return sorted(usable)
+    return list(first.values())
 
 
 def start_backend(platform: str | None = None, cores: int | None = None) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import pathlib
-from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -141,32 +140,6 @@ def draw(groups: dict[str, list[Curve]], metric: str, x: str, title: str | None)
     return figure
 
 
-def draw_spreads(
-    lines: Mapping[str, tuple[Sequence[float], Sequence[Sequence[float]]]], x: str, y: str, title: str, dashed: str
-) -> Any:
-    """A matplotlib figure of several measurements of each point.
-
-    Args:
-      lines: by label, the horizontal values and for each of them [median, low, high].
-      x, y: labels of the axes; y begins at 0, x is in powers of 2.
-      dashed: the label of the line that is a limit.
-    """
-    figure, axes = empty(title)
-    for name, (at, spreads) in lines.items():
-        median, low, high = np.asarray(spreads).T
-        style: dict[str, Any] = {"linestyle": "--", "color": "0.4"} if name == dashed else {}
-        (line,) = axes.plot(at, median, label=name, linewidth=1.8, marker="o", **style)
-        axes.fill_between(at, low, high, color=line.get_color(), alpha=0.2, linewidth=0)
-    ticks = sorted({value for at, _ in lines.values() for value in at})
-    axes.set_xscale("log", base=2)
-    axes.set_xticks(ticks, [f"{value:g}" for value in ticks], minor=False)
-    axes.set_xlabel(x)
-    axes.set_ylabel(y)
-    axes.set_ylim(bottom=0)
-    axes.legend(frameon=False)
-    return figure
-
-
 def empty(title: str | None, size: tuple[float, float] = (7, 4.2)) -> tuple[Any, Any]:
     """`(figure, axes)`, empty, in the style of all; `size` in inches."""
     figure, (axes,) = empty_row(1, size)
@@ -218,6 +191,8 @@ def _facts(content: dict[str, Any], directory: pathlib.Path, member: int | None)
         "nan",
         "tensorboard",
         "wandb",
+        "profile",
+        "metrics_port",
     )
     facts: dict[str, Any] = {name: value for name, value in settings.items() if name not in neutral}
     facts["cores"] = content.get("num_cores")

@@ -24,6 +24,7 @@ import jax
 from podracer import config, exits, hosts, mesh
 from podracer.checkpoint import Checkpoints
 from podracer.errors import UserError
+from podracer.prometheus import Prometheus
 from podracer.rollcall import differences
 from podracer.scoring import ScoredRun
 from podracer.sinks import JsonLines, Sink, TensorBoard, Terminal, WeightsAndBiases, import_wandb
@@ -238,6 +239,8 @@ def open_sinks(
 
 def _default_sinks(run: ScoredRun) -> Iterator[Sink]:
     """The files of a run directory, and what else was asked for, for a run that goes on after `run.steps`."""
+    if run.settings.metrics_port is not None:
+        yield Prometheus(run.settings.metrics_port, {"agent": run.agent.name, "env": run.env_name})
     if run.directory is None:
         return
     yield JsonLines(run.directory / "metrics.jsonl")

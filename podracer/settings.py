@@ -6,6 +6,7 @@ import dataclasses
 import typing
 from typing import Any, Literal, TypeVar
 
+from podracer import profile
 from podracer.errors import UserError, check_number, unknown
 
 S = TypeVar("S", bound="RunSettings")
@@ -33,6 +34,10 @@ class RunSettings:
     """Write TensorBoard files too."""
     wandb: bool = False
     """Log to Weights & Biases too."""
+    profile: str | None = None
+    """Trace the updates START:STOP, counted from 1, into tensorboard/plugins/profile of the run; None: none."""
+    metrics_port: int | None = None
+    """Serve the newest metrics as Prometheus text on this port of 127.0.0.1; None: do not."""
 
     def __post_init__(self):
         for name, kind in typing.get_type_hints(type(self)).items():
@@ -48,6 +53,8 @@ class RunSettings:
         self._check_at_least(1, "total_steps", "unroll_length", "eval_episodes", "keep")
         self._check_at_least(0, "evaluations")
         check_number("seed", self.seed, minimum=0, maximum=2**32 - 1)
+        check_number("metrics_port", self.metrics_port, minimum=1, maximum=65_535)
+        profile.parse(self.profile)
 
     def _check_at_least(self, minimum: int, *names: str) -> None:
         for name in names:

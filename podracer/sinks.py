@@ -160,6 +160,8 @@ class Terminal:
         if member < self._members - 1:
             return  # the last one's row completes the line
         numbers = f"{_short(row['steps'])} steps  {_short(row['steps_per_s'])} steps/s"
+        if row.get("frames_per_s", row["steps_per_s"]) != row["steps_per_s"]:
+            numbers += f"  {_short(row['frames_per_s'])} frames/s"
         if self._returns:
             numbers += f"  return {sum(self._returns.values()) / len(self._returns):.2f}"
             numbers += f" (mean of {len(self._returns)} runs)" if len(self._returns) > 1 else ""

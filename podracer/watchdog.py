@@ -1,7 +1,8 @@
 """What watches a program from a thread beside it, because the program may hang inside a compiled call.
 
 A watchdog ends the process when nothing has moved for too long, with the stacks of all threads: another host may be
-alive but stuck, which no heartbeat shows. These are the only threads outside `sebulba/`.
+alive but stuck, which no heartbeat shows. The only threads outside `sebulba/` are started here: watchdogs, and what
+serves metrics (decision 22).
 """
 
 from __future__ import annotations

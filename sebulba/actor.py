@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from podracer import profile
 from podracer.envs.host import HostEnvironment, HostStep
 from podracer.types import Agent, TimeStep, Trajectory
 
@@ -145,15 +146,17 @@ class Actor:
         lap("environment")
         for number in range(self._unroll_length):
             go_on("acting")
-            output, self._actor_state, observation = self._programs.act(
-                params, self._actor_state, step.timestep.observation, flags[-1], key, np.uint32(number)
-            )
-            observations.append(observation)
-            outputs.append(output)
-            action = jax.tree.map(np.asarray, output.action)  # waits for the core
+            with profile.phase("acting"):
+                output, self._actor_state, observation = self._programs.act(
+                    params, self._actor_state, step.timestep.observation, flags[-1], key, np.uint32(number)
+                )
+                observations.append(observation)
+                outputs.append(output)
+                action = jax.tree.map(np.asarray, output.action)  # waits for the core
             lap("inference")
-            step = self._batch.step(action)
-            self._count(step, episodes)
+            with profile.phase("environment"):
+                step = self._batch.step(action)
+                self._count(step, episodes)
             lap("environment")
             flags.append(pack(step.timestep))
         self._last = step

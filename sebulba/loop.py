@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from podracer import hosts
+from podracer import hosts, profile
 from podracer.envs.host import HostEnvironment, host_time_step
 from podracer.errors import UserError, check_divides, check_number
 from podracer.types import Agent, TimeStep, Trajectory
@@ -257,7 +257,8 @@ class Sebulba:
             got = time.perf_counter()
             beat("learning")
             lags = [self.learner.updates - rollout.version for rollout in rollouts]
-            metrics = jax.device_get(self.learner.update([rollout.shards for rollout in rollouts]))
+            with profile.phase("learning"):
+                metrics = jax.device_get(self.learner.update([rollout.shards for rollout in rollouts]))
             learned = time.perf_counter()
             beat("publishing params")
             self._publish()
@@ -283,6 +284,7 @@ class Sebulba:
                 return rollout
             self._dropped += 1
 
+    @profile.phases("publishing")
     def _publish(self) -> None:
         self._store.publish(self.learner.updates, self.learner.state.params)
 

@@ -6,14 +6,14 @@ compilation, the start of the environments and the filling of the queues are lef
 
 from __future__ import annotations
 
-import statistics
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from podracer import hosts
 from podracer.envs.host import HostEnvironment
 from sebulba import probe
 from sebulba.actor import Actor, ActorPrograms, pack
@@ -21,19 +21,7 @@ from sebulba.loop import Sebulba, Update
 from sebulba.probe import Done
 
 WITHOUT_LIMIT = 2**31  # updates
-
-
-class Spread(NamedTuple):
-    """Several measurements of one rate."""
-
-    median: float
-    low: float
-    high: float
-
-    @staticmethod
-    def of(values: Iterable[float]) -> Spread:
-        values = list(values)
-        return Spread(statistics.median(values), min(values), max(values))
+PROBE_UPDATES = 3  # that tell several hosts how long one takes
 
 
 class Trained(NamedTuple):
@@ -47,6 +35,9 @@ class Trained(NamedTuple):
 def blocks(loop: Sebulba, seconds: float, between: Callable[[Trained | None], bool]) -> None:
     """Train in blocks of whole updates, at least one and `seconds` long; programs are compiled before.
 
+    Several hosts learn together, so that their blocks must be equally many updates: the first host says how many take
+    about `seconds`.
+
     Args:
       loop: what trains; its state goes on.
       seconds: length of a block.
@@ -56,22 +47,31 @@ def blocks(loop: Sebulba, seconds: float, between: Callable[[Trained | None], bo
     Raises:
       the first exception of any thread.
     """
-    warm = loop.learner.updates + loop.lag.updates + 1
-    began, cpu, waits = 0.0, 0.0, []
+    probe_from = loop.learner.updates + loop.lag.updates + 1
+    warm = probe_from + (PROBE_UPDATES if hosts.count() > 1 else 0)
+    began, cpu, waits, length = 0.0, 0.0, [], None
+
+    def over(elapsed: float) -> bool:
+        return elapsed >= seconds if length is None else len(waits) >= length
 
     def take(update: Update) -> bool:
-        nonlocal began, cpu, waits
+        nonlocal began, cpu, waits, length
         if update.number > warm:
             waits.append(update.waits)
             elapsed, used = time.perf_counter() - began, time.process_time() - cpu
-            if elapsed < seconds:
+            if not over(elapsed):
                 return False
             means = {name: float(np.mean([wait[name] for wait in waits])) for name in waits[0]}
             done = Done(len(waits) * loop.steps_per_update, elapsed, used)
             follows = between(Trained(done, len(waits), means))
         elif update.number == warm:
+            if hosts.count() > 1:
+                per_update = (time.perf_counter() - began) / PROBE_UPDATES
+                length = int(hosts.from_first(max(1, round(seconds / per_update))))
             follows = between(None)
         else:
+            if update.number == probe_from:
+                began = time.perf_counter()
             return False
         began, cpu, waits = time.perf_counter(), time.process_time(), []
         return not follows
@@ -131,58 +131,6 @@ class Learning:
 
     def _once(self) -> None:
         jax.device_get(self._loop.learner.update(self._batches))
-
-
-class Point(NamedTuple):
-    """Throughput at one batch size, in environment steps per second."""
-
-    batch_size: int
-    unroll_length: int
-    steps_per_s: Spread
-
-
-class Figure(NamedTuple):
-    """Throughput against batch size, and how fast the environments are alone."""
-
-    training: list[Point]
-    ceiling: dict[int, Spread]  # by batch size
-
-
-def figure(
-    make_loop: Callable[[int, int], Sebulba],
-    batch_sizes: list[int],
-    unroll_lengths: list[int],
-    seconds: float,
-    rounds: int,
-    say: Callable[[str], None],
-) -> Figure:
-    """Measure all loops and environments in turns, `rounds` times, so that a disturbance strikes all alike.
-
-    Args:
-      make_loop: `(batch size, unroll length) -> Sebulba`; all are made and compiled before anything is measured.
-      seconds: length of each measurement.
-      say: is told how far it is.
-
-    Raises:
-      the first exception of any thread.
-    """
-    shapes = [(size, length) for length in unroll_lengths for size in batch_sizes]
-    loops = {shape: make_loop(*shape) for shape in shapes}
-    for loop in loops.values():
-        loop.check()
-    for number, loop in enumerate(loops.values(), 1):
-        say(f"compiling {number} of {len(loops)}")
-        loop.compile()
-    rates: dict[tuple[int, int], list[float]] = {shape: [] for shape in shapes}
-    ceilings: dict[int, list[float]] = {size: [] for size in batch_sizes}
-    for number in range(rounds):
-        for shape, loop in loops.items():
-            say(f"round {number + 1} of {rounds}: {shape[0]} environments per thread, unroll {shape[1]}")
-            if shape[1] == unroll_lengths[0]:
-                ceilings[shape[0]].append(ceiling(loop.env, loop.topology.num_threads, seconds).steps_per_s)
-            rates[shape].append(training(loop, seconds).done.steps_per_s)
-    points = [Point(*shape, Spread.of(values)) for shape, values in rates.items()]
-    return Figure(points, {size: Spread.of(values) for size, values in ceilings.items()})
 
 
 def ceiling(env: HostEnvironment, num_threads: int, seconds: float) -> Done:

@@ -12,7 +12,7 @@ from typing import Any
 
 import jax
 
-from podracer import config, hosts, mesh, scoring
+from podracer import config, hosts, mesh, profile, prometheus, scoring
 from podracer.checkpoint import Checkpoints
 from podracer.errors import UserError
 from podracer.evaluate import Evaluation, evaluator, shared
@@ -106,6 +106,8 @@ def train(
     check_sinks(directory, settings.tensorboard, settings.wandb)
     agree(settings, cores, recipe=_as_dict(recipe))
     loop = build_loop(agent, env, settings, cores)
+    profile.check(settings.profile, directory, math.ceil(settings.total_steps / loop.steps_per_update))
+    prometheus.check_port(settings.metrics_port)
     loop.check()
     settings = change(settings, {"batch_size": loop.env.batch_size})
     if directory is not None:
@@ -150,6 +152,7 @@ def resume(
     settings = change(change(Settings(), content["settings"]), changes)
     settings = change(settings, {} if total_steps is None else {"total_steps": total_steps})
     check_sinks(directory, settings.tensorboard, settings.wandb)
+    prometheus.check_port(settings.metrics_port)
     checkpoints = Checkpoints(directory / "checkpoints", settings.keep)
     meta = checkpoints.meta()
     agree(settings, cores, checkpoint=meta["steps"])
@@ -194,7 +197,12 @@ def _run(
     left = max(settings.total_steps - run.steps, 0)
     last = loop.learner.updates + math.ceil(left / loop.steps_per_update)
     end = run.steps + (last - loop.learner.updates) * loop.steps_per_update
-    with open_sinks(run, sinks, end) as (sinks, note), Interruption() as interruption, _checkpoints(run) as checkpoints:
+    with (
+        open_sinks(run, sinks, end) as (sinks, note),
+        Interruption() as interruption,
+        _checkpoints(run) as checkpoints,
+        profile.tracing(settings.profile, run.directory) as trace,
+    ):
         atari = getattr(loop.env, "atari", None) if loop.env.spec.frame_skip > 1 else None
         protocol = [f"{run.env_name}: {atari.describe()}"] if atari else []
         for text in (*notes, loop.describe(), *run.agent.notes, *protocol):
@@ -219,7 +227,8 @@ def _run(
             training.start()
             # One host may stop whenever it is asked to; several do so after the same update.
             stop = lambda: hosts.count() == 1 and interruption.reached()
-            loop.run(last, training.take, run.restarts, stop, training.save_without)
+            trace.before(loop.learner.updates + 1, loop.learner.updates + 1)
+            loop.run(last, trace.around(training.take), run.restarts, stop, training.save_without)
         training.drain()
         if interruption.signal is not None:
             training.save()
@@ -296,6 +305,7 @@ class _Training:
         for steps, params, result in self._evaluations.finished() if self._evaluations else ():
             scoring.consider(self._run, params, steps, result, self._sinks)
 
+    @profile.phases("checkpoint")
     def save(self) -> None:
         """Write a checkpoint of the state after the last update."""
         if self._checkpoints is None:
@@ -348,7 +358,8 @@ def _raise_if(interruption: Interruption) -> None:
 def _measure(run: Run, episodes: int, between_steps: Callable[[], None]) -> Callable[[Any, int], Evaluation]:
     """`(params, seed) -> Evaluation`."""
     greedy = run.agent.greedy_step is not None
-    return shared(evaluator, run.agent, run.env, episodes, greedy=greedy, between_steps=between_steps)
+    measure = shared(evaluator, run.agent, run.env, episodes, greedy=greedy, between_steps=between_steps)
+    return profile.phases("evaluation")(measure)
 
 
 @contextlib.contextmanager

@@ -111,7 +111,7 @@ def test_this_machine_is_measured_where_nothing_is_given(capsys, monkeypatch):
         ("cost --steps-per-s 5 --restarts -1", "--restarts is -1"),
         ("cost --steps-per-s 5 --frame-skip 0", "--frame-skip is 0"),
         ("cost --fro x", "unknown flag --fro. Did you mean '--from'?"),
-        ("cost --env envpool/CartPole-v1 --cores 2", "measure it with podracer bench sebulba"),
+        ("cost --env envpool/CartPole-v1 --cores 2", "measure it with podracer bench sweep"),
         ("predict", "no measurement; expected --from RUN"),
         ("predict --steps-per-s 5", "--update-ms is missing"),
         ("predict --steps-per-s 5 --update-ms 1", "--params-bytes is missing"),
