@@ -173,15 +173,13 @@ def _resumable(directory: pathlib.Path, content: dict[str, Any]) -> bool:
         return False
     checkpoints.close()
     there = config.read(directory)
-    mine, theirs = (
-        {name: each.get(name) for name in ("architecture", "recipe", "settings")} for each in (content, there)
-    )
-    mine["settings"] = mine["settings"] | {"total_steps": theirs["settings"].get("total_steps")}
-    found = differences([json.loads(json.dumps(each, default=str)) for each in (theirs, mine)], ("there", "now"))
+    names = ("architecture", "recipe", "settings")
+    parts: list[dict[str, Any]] = [{name: each.get(name) for name in names} for each in (there, content)]
+    for part in parts:
+        part["settings"] = {name: value for name, value in part["settings"].items() if name != "total_steps"}
+    found = differences(json.loads(json.dumps(parts, default=str)), ("there", "now"))
     if found:
-        raise UserError(
-            f"{directory} is another run: {'; '.join(found[:3])}. Choose another --run, or the same settings."
-        )
+        raise UserError(f"{directory} is another run: {'; '.join(found[:3])}. Choose another --run, or its settings.")
     return True
 
 
