@@ -164,7 +164,10 @@ def _cause(hosts: list[Host]) -> Host | None:
     """The host whose failure made the others fail."""
     failed = [host for host in hosts if host.status]
     causes = [host for host in failed if host.status not in CONSEQUENCES] or failed
-    return min(causes, key=lambda host: (host.ended or float("inf"), host.index), default=None)
+    first = min(causes, key=lambda host: (host.ended or float("inf"), host.index), default=None)
+    # What all of them say, as of a bad setting, has been shown already.
+    shown = [host for host in causes if host.index == 0 and first is not None and host.status == first.status]
+    return shown[0] if shown else first
 
 
 def _show(host: Host) -> None:

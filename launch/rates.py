@@ -122,9 +122,8 @@ def measure(env_name: str, agent_name: str, seconds: float, cores: int | None = 
 
     env = envs.make(env_name)
     if envs.is_host(env):
-        raise UserError(
-            f"--env {env_name} steps on the host; measure it with podracer bench sweep --architecture sebulba, then give --from."
-        )
+        how = "podracer bench sweep --architecture sebulba"
+        raise UserError(f"--env {env_name} steps on the host; measure it with {how}, then give --from.")
     agent = config.make_agent(env.spec, config.agent_maker(agent_name))
     loop = anakin.Anakin(agent, env, BATCH_PER_CORE, unroll_length=20, updates_per_call=UPDATES, num_cores=cores)
     state, laps, until = loop.init(0), [], float("inf")

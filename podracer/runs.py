@@ -168,22 +168,23 @@ def resumable(directory: pathlib.Path, content: dict[str, Any]) -> bool:
     return hosts.on_first(lambda: _resumable(directory, content))
 
 
+# Settings in which a run and its continuation may differ.
+OWN = ("total_steps", "profile", "metrics_port")
+
+
 def _resumable(directory: pathlib.Path, content: dict[str, Any]) -> bool:
     checkpoints = Checkpoints(directory / "checkpoints", alone=True)
     if not (directory / "config.json").is_file() or not checkpoints.steps():
         return False
     checkpoints.close()
     there = config.read(directory)
-    mine, theirs = (
-        {name: each.get(name) for name in ("architecture", "recipe", "settings")} for each in (content, there)
-    )
-    if isinstance(theirs["settings"], dict):
-        mine["settings"] = {**content["settings"], "total_steps": theirs["settings"].get("total_steps")}
-    found = differences([json.loads(json.dumps(each, default=str)) for each in (theirs, mine)], ("there", "now"))
+    names = ("architecture", "recipe", "settings")
+    parts: list[dict[str, Any]] = [{name: each.get(name) for name in names} for each in (there, content)]
+    for part in parts:
+        part["settings"] = {name: value for name, value in part["settings"].items() if name not in OWN}
+    found = differences(json.loads(json.dumps(parts, default=str)), ("there", "now"))
     if found:
-        raise UserError(
-            f"{directory} is another run: {'; '.join(found[:3])}. Choose another --run, or the same settings."
-        )
+        raise UserError(f"{directory} is another run: {'; '.join(found[:3])}. Choose another --run, or its settings.")
     return True
 
 

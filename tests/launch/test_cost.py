@@ -76,14 +76,11 @@ def test_a_run_tells_its_own_speed(tmp_path, capsys):
     assert found["source"] == "measured by the run run on 2 cpu cores, 2026-11-29"
 
 
-def test_a_file_of_bench_tells_its_best_speed(tmp_path):
-    (tmp_path / "b.json").write_text(json.dumps({"devices": "2 cpu cores", "num_cores": 2}))
-    with open(tmp_path / "b.csv", "w", newline="") as file:
-        writer = csv.writer(file)
-        writer.writerow(["what", "steps_per_s_median", "frames_per_s_median"])
-        writer.writerows([["training", 10, 40], ["training", 30, 120], ["environments alone", 99, 396]])
+def test_a_file_of_bench_tells_its_speed(tmp_path):
+    content = {"devices": "2 cpu cores", "num_cores": 2, "steps_per_s": 30, "frame_skip": 4, "update_s": 0.5}
+    (tmp_path / "b.json").write_text(json.dumps(content))
     rate = rates.read(tmp_path / "b.json")
-    assert (rate.steps_per_s, rate.frame_skip, rate.cores) == (30, 4, 2)
+    assert (rate.steps_per_s, rate.frame_skip, rate.cores, rate.update_s) == (30, 4, 2, 0.5)
 
 
 @pytest.mark.slow
