@@ -15,7 +15,6 @@ import numpy as np
 from anakin.loop import Anakin, AnakinState, CallMetrics
 from anakin.settings import Settings, build_loop
 from podracer import config, mesh, scoring
-from podracer.checkpoint import Checkpoints
 from podracer.envs.batch import Batch
 from podracer.errors import UserError, check_divides
 from podracer.evaluate import Evaluation, Evaluator
@@ -30,9 +29,10 @@ from podracer.runs import (
     memory_of,
     open_sinks,
 )
+from podracer.saving import Saver, open_checkpoints
 from podracer.scoring import Clock, ScoredRun
 from podracer.settings import change
-from podracer.sinks import Sink, drop_rows_after
+from podracer.sinks import Sink
 from podracer.types import Agent
 
 
@@ -134,32 +134,44 @@ def resume(
     settings = change(Settings(), {**content["settings"], "sweep": tuple(content["settings"].get("sweep", ()))})
     settings = change(settings, {} if total_steps is None else {"total_steps": total_steps})
     check_sinks(directory, settings.tensorboard, settings.wandb)
-    checkpoints = Checkpoints(directory / "checkpoints", settings.keep)
-    meta = checkpoints.meta()
-    if meta["steps"] >= settings.total_steps and not meta["evaluation_due"]:
-        raise UserError(
-            f"{directory} is finished: it has {meta['steps']:,} of {settings.total_steps:,} steps. "
-            "Give a larger --total-steps to go on."
-        )
-    if settings.seeds == 1 and not settings.sweep:
-        environments = meta["batch_per_core"] * meta["num_cores"]
-        target = mesh.size(mesh.make(cores))
-        check_divides("the number of environments", environments, "cores", target)
-        settings = change(settings, {"batch_per_core": environments // target})
-    loop = build_loop(agent, env, change(settings, {"updates_per_call": meta["updates_per_call"]}), cores)
-    like = loop.init(settings.seed)
+    checkpoints = open_checkpoints(directory)
+
+    def make(meta: dict[str, Any]) -> tuple[tuple[Settings, Anakin, AnakinState], dict[str, Any]]:
+        """What goes on from such a checkpoint, and what is read of it."""
+        found = _settings_for(settings, meta, directory, cores)
+        loop = build_loop(agent, env, change(found, {"updates_per_call": meta["updates_per_call"]}), cores)
+        like = loop.init(found.seed)
+        return (found, loop, like), {"params": like.learner.params, "state": _without_params(like)}
+
+    meta, (settings, loop, like) = checkpoints.choose(make)
     params = checkpoints.params(like.learner.params)
     state = checkpoints.state(_without_params(like))
     state = state._replace(learner=state.learner._replace(params=params))
-    checkpoints.close()
     run = Run(agent, env, loop, settings, directory, state=state, steps=meta["steps"], train_s=meta["train_s"])
     scoring.restore_best(run, like.learner.params)
     windows = [ReturnWindow() for _ in meta["windows"]]
     for window, saved in zip(windows, meta["windows"], strict=True):
         window.restore(saved)
-    # A run that was killed has rows from after its last checkpoint: they will be written again.
-    drop_rows_after(directory / "metrics.jsonl", run.steps)
     return _run(run, windows, sinks, evaluation_due=meta["evaluation_due"])
+
+
+def _settings_for(settings: Settings, meta: dict[str, Any], directory: pathlib.Path, cores: int | None) -> Settings:
+    """`settings` with the environments of a checkpoint spread over these cores.
+
+    Raises:
+      UserError: the run is finished, or they do not divide.
+    """
+    if meta["steps"] >= settings.total_steps and not meta["evaluation_due"]:
+        raise UserError(
+            f"{directory} is finished: it has {meta['steps']:,} of {settings.total_steps:,} steps. "
+            "Give a larger --total-steps to go on."
+        )
+    if settings.seeds > 1 or settings.sweep:
+        return settings
+    environments = meta["batch_per_core"] * meta["num_cores"]
+    target = mesh.size(mesh.make(cores))
+    check_divides("the number of environments", environments, "cores", target)
+    return change(settings, {"batch_per_core": environments // target})
 
 
 def _run(
@@ -173,14 +185,13 @@ def _run(
     loop, settings = run.loop, run.settings
     calls = math.ceil(settings.total_steps / loop.steps_per_call)
     total_steps = calls * loop.steps_per_call
-    checkpoints = Checkpoints(run.directory / "checkpoints", settings.keep) if run.directory else None
     evaluator = None
     if settings.evaluations:
         greedy = run.agent.greedy_step is not None
         many = loop.members is not None
         evaluator = Evaluator(run.agent, run.env, settings.eval_episodes, greedy=greedy, many=many)
     stops = settings.stops(calls)
-    try:
+    with Saver(run) as saver:  # noqa: SIM117 (first a claim, then files)
         with open_sinks(run, sinks, total_steps, _num_members(loop)) as (sinks, note), Interruption() as interruption:
             for text in (*notes, _describe(loop, settings), *run.agent.notes):
                 note(text)
@@ -205,15 +216,14 @@ def _run(
                     _write(run, windows, sinks, clock, *pending)
                 pending = (run.steps, metrics, ended)
                 stopped = interruption.signal is not None  # asked once: a signal may come at any moment
-                if call in stops or stopped:
+                if saver.due(call) or call in stops or stopped:
                     _write(run, windows, sinks, clock, *pending)
                     pending = None
                     with clock.paused():
                         # Who sends a signal may not wait for long: what was due is made up for by `resume`.
-                        if evaluator is not None and not stopped:
+                        if evaluator is not None and call in stops and not stopped:
                             _evaluate(run, evaluator, sinks)
-                        if checkpoints is not None:
-                            _save(run, windows, checkpoints, stopped and evaluator is not None and call in stops)
+                        _save(run, windows, saver, stopped and evaluator is not None and call in stops)
                 if interruption.signal is not None and pending is None:
                     break
             if interruption.signal is None and evaluator is not None and run.best_params is not None:
@@ -224,10 +234,7 @@ def _run(
                     run.best_params,
                 )
                 scoring.absolute(run, result, sinks)
-        interruption.leave(run.directory, run.steps)
-    finally:
-        if checkpoints is not None:
-            checkpoints.close()
+    interruption.leave(run.directory, run.steps)
     return run
 
 
@@ -275,7 +282,7 @@ def _evaluate(run: Run, evaluator: Evaluator, sinks: Sequence[Sink]) -> None:
     scoring.consider(run, run.params, run.steps, evaluator(run.params, run.evaluation_seed(1)), sinks)
 
 
-def _save(run: Run, windows: list[ReturnWindow], checkpoints: Checkpoints, evaluation_due: bool) -> None:
+def _save(run: Run, windows: list[ReturnWindow], saver: Saver, evaluation_due: bool) -> None:
     meta = {
         "evaluation_due": evaluation_due,
         "train_s": run.train_s,
@@ -284,7 +291,7 @@ def _save(run: Run, windows: list[ReturnWindow], checkpoints: Checkpoints, evalu
         "updates_per_call": run.loop.updates_per_call,
         "windows": [window.state() for window in windows],
     }
-    checkpoints.save(run.steps, run.params, _without_params(run.state), meta)
+    saver.save(run.steps, run.params, _without_params(run.state), meta)
 
 
 def _without_params(state: AnakinState) -> AnakinState:

@@ -6,7 +6,8 @@ import os
 import sys
 from collections.abc import Sequence
 
-from podracer.errors import UserError, closest
+from podracer import exits
+from podracer.errors import NotSaved, UserError, closest
 
 USAGE = """usage: podracer COMMAND [OPTIONS]
 
@@ -30,7 +31,8 @@ COMMANDS = ("train", "eval", "resume", "render", "play", "plot", "bench", "envs"
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit: 0 done, 1 a run failed, 2 something given cannot work, 130 Ctrl-C."""
+    """Run the command line and exit: 0 done, 1 a run failed, 2 something given cannot work, 130 Ctrl-C;
+    `podracer.exits` has the others."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
         _dispatch(arguments)
@@ -40,6 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
         # What a library was doing (reading a damaged checkpoint, say) dies with the process, without a word.
         sys.unraisablehook = lambda _: None
         sys.exit(2)
+    except NotSaved as error:
+        print(f"podracer: {error}", file=sys.stderr)
+        sys.exit(exits.INTERNAL)
     except KeyboardInterrupt as interrupt:
         print(f"podracer: {str(interrupt) or 'interrupted'}", file=sys.stderr)
         sys.exit(130)

@@ -83,22 +83,26 @@ class Checkpoints:
                 self._writer.check_for_errors()
 
     def wait(self) -> None:
-        """Wait until what is being written is complete; raises what went wrong."""
+        """Wait until what is being written is complete, and delete all but the newest; raises what went wrong."""
         if self._writer is not None:
             with self._cleaning():
                 self._writer.wait_until_finished()
+        if self._writing is not None and self._speaks:
+            self._shelf.finish(*self._writing)
+        self._writing = None
 
     def close(self) -> None:
-        """Wait, delete all but the newest, and let go of the directory; raises what went wrong."""
-        if self._writer is None:
-            return
+        """Wait, and let go of the directory; raises what went wrong."""
         try:
             self.wait()
-            if self._speaks and self._writing is not None:
-                self._shelf.tidy(self._writing[0])
         finally:
             writer, self._writer = self._writer, None
-            writer.close()
+            if writer is not None:
+                writer.close()
+
+    def names(self) -> list[str]:
+        """The folders of checkpoints, whole or not, oldest first."""
+        return self._shelf.names()
 
     def steps(self) -> list[int]:
         """The checkpoints that can be read, oldest first."""
@@ -194,7 +198,7 @@ class Checkpoints:
             import orbax.checkpoint as ocp
 
             try:
-                tree = ocp.StandardCheckpointHandler().metadata(self.directory / name / item)
+                tree: Any = ocp.StandardCheckpointHandler().metadata(self.directory / name / item)
             except Exception as error:
                 raise self._shelf.unreadable(name, error) from error
             there = leaves.describe(dict(tree))
@@ -239,7 +243,6 @@ class Checkpoints:
         assert self._writing is not None
         name, content = self._writing
         manifest.write(self._shelf.under_way(name), content)
-        self._shelf.tidy()
 
     def _options(self) -> tuple[Any, Any]:
         """Orbax's options for several hosts, and for writing in the background."""
@@ -259,7 +262,9 @@ class Checkpoints:
         logging.getLogger("absl").setLevel(logging.CRITICAL)  # errors are raised; their traceback is not for users
         together, beside = self._options()
         options = ocp.CompositeOptions(multiprocessing_options=together, async_options=beside)
-        items = {item: ocp.StandardCheckpointHandler(multiprocessing_options=together) for item in ITEMS}
+        items: dict[str, Any] = {
+            item: ocp.StandardCheckpointHandler(multiprocessing_options=together) for item in ITEMS
+        }
         return ocp.CompositeCheckpointHandler(composite_options=options, **items)
 
     def _open_writer(self) -> Any:

@@ -17,6 +17,14 @@ class UserError(ValueError):
     """
 
 
+class NotSaved(RuntimeError):
+    """A run ends because its checkpoints cannot be written; what it learned since the last good one is lost.
+
+    The command line prints the message as one line on stderr and exits with status 70: with more room on the disk or
+    other permissions, the run goes on from that checkpoint.
+    """
+
+
 def closest(name: str, options: Iterable[str]) -> str:
     """`" Did you mean 'x'?"` where an option resembles `name`, else an empty string."""
     found = difflib.get_close_matches(name.lower(), {option.lower(): option for option in options}, n=1, cutoff=0.5)

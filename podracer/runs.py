@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import threading
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -20,7 +21,7 @@ import jax
 from podracer import config, mesh
 from podracer.errors import UserError
 from podracer.scoring import ScoredRun
-from podracer.sinks import JsonLines, Sink, TensorBoard, Terminal, WeightsAndBiases, import_wandb
+from podracer.sinks import JsonLines, Sink, TensorBoard, Terminal, WeightsAndBiases, drop_rows_after, import_wandb
 
 PACKAGES = ("podracer", "jax", "jaxlib", "flax", "optax", "rlax", "orbax-checkpoint", "numpy", "gymnax", "envpool")
 
@@ -89,7 +90,7 @@ def create_directory(directory: pathlib.Path, content: dict[str, Any]) -> pathli
         ) from None
     except OSError as error:
         raise UserError(f"run directory {directory} cannot be made: {error.strerror}. Choose another --run.") from None
-    config.write(directory, content)
+    config.write(directory, {"id": uuid.uuid4().hex, **content})
     return directory
 
 
@@ -141,6 +142,8 @@ def _default_sinks(run: ScoredRun) -> Iterator[Sink]:
     """The files of a run directory, and what else was asked for, for a run that goes on after `run.steps`."""
     if run.directory is None:
         return
+    # A run that was killed has rows from after its last checkpoint: they will be written again.
+    drop_rows_after(run.directory / "metrics.jsonl", run.steps)
     yield JsonLines(run.directory / "metrics.jsonl")
     if run.settings.tensorboard:
         yield TensorBoard(run.directory / "tensorboard", run.steps)

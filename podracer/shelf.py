@@ -125,24 +125,20 @@ class Shelf:
                 if TEMPORARY in path.name or (_NAME.fullmatch(path.name) and not _is_complete(path)):
                     path.rmtree()
 
-    def tidy(self, last: str | None = None) -> None:
-        """Delete all but the newest.
+    def finish(self, name: str, content: dict[str, Any]) -> None:
+        """A checkpoint is complete: delete all but the newest.
 
-        Args:
-          last: what was written last and is complete. What claims to be newer is of a time before the run went back to
-            an earlier checkpoint, and goes, too. None: nothing newer goes.
+        Damaged ones do not count, or they would push out the good ones. What claims to be newer is of a time before the
+        run went back to an earlier checkpoint, and goes, too.
         """
-        complete = [name for name in self.names() if _is_complete(self.directory / name)]
-        if last is not None:
-            future = [name for name in complete if parse(name) > parse(last)]
-            complete = [name for name in complete if name not in future]
-        else:
-            future = []
-        newest = {parse(name)[0]: name for name in complete}  # the last written, where there are several
+        self._verified[name] = content
+        names = self.names()
+        good = [each for each in names if parse(each) <= parse(name) and not isinstance(self.verify(each), Exception)]
+        newest = {parse(each)[0]: each for each in good}  # the last written, where there are several of the same steps
         stay = {newest[steps] for steps in sorted(newest)[-self.keep :]}
-        for name in (*future, *complete):
-            if name not in stay:
-                manifest.remove(self.directory / name)
+        for each in names:
+            if each not in stay:
+                manifest.remove(self.directory / each)
 
 
 def parse(name: str) -> tuple[int, int]:
@@ -186,5 +182,7 @@ def _check_space(directory: Any, num_bytes: int) -> None:
     if manifest.is_local(directory):
         free = shutil.disk_usage(directory).free
         if free < num_bytes + SPARE_BYTES:
-            text = f"{os.strerror(errno.ENOSPC)}: a checkpoint needs {num_bytes + SPARE_BYTES:,} bytes, {free:,} are free"
+            text = (
+                f"{os.strerror(errno.ENOSPC)}: a checkpoint needs {num_bytes + SPARE_BYTES:,} bytes, {free:,} are free"
+            )
             raise OSError(errno.ENOSPC, text, str(directory))
