@@ -289,10 +289,11 @@ def test_a_checkpoint_that_is_another_ones_is_named_and_the_one_before_is_read(c
         (copy / "8").rename(copy / "9")
     else:
         shutil.rmtree(copy / "8")
-        other = Checkpoints(copy, run="other" if what == "run" else "mine")
+        other = Checkpoints(copy.parent / "other", run="other" if what == "run" else "mine")
         w = {"dtype": jnp.arange(6), "shape": jnp.arange(7.0), "run": jnp.arange(6.0)}[what]
         other.save(8, {"w": w}, {"s": jnp.arange(3), "k": jax.random.key(8)}, {})
         other.close()
+        (copy.parent / "other" / "8").rename(copy / "8")
     says = {
         "name": "its manifest says that it is of 8 steps",
         "run": "it belongs to another run",
