@@ -168,14 +168,15 @@ class Saver:
 
     def _plan(self, number: int) -> tuple[bool, int]:
         """Whether a checkpoint is due, and after how many calls to ask again."""
-        every_s = self._every_s or (RETRY_S if self._failure else math.inf)
+        every_s = min(self._every_s or math.inf, RETRY_S if self._failure else math.inf)
         done, passed_s = max(number - self._at, 1), self._now() - self._since
         left_s = every_s - passed_s
         each_s = max(passed_s / done, 1e-9)
+        usual = max(1, int(min(every_s, RETRY_S) / each_s / CHECKS))
         if left_s < each_s / 2:
-            return True, max(1, int(every_s / each_s / CHECKS))
+            return True, usual
         # At first little is known about the speed: as many calls ahead as there were, at most.
-        return False, max(1, min(done, int(min(left_s / each_s, every_s / each_s / CHECKS, 1e9))))
+        return False, max(1, min(done, usual, int(min(left_s / each_s, 1e9))))
 
     def _is_over(self) -> bool:
         return self._failure is not None and self._now() - self._good[1] > self._limit_s
