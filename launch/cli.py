@@ -6,7 +6,6 @@ import os
 import sys
 from collections.abc import Sequence
 
-from podracer import exits
 from podracer.errors import NotSaved, UserError, closest
 
 USAGE = """usage: podracer COMMAND [OPTIONS]
@@ -44,7 +43,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         sys.exit(2)
     except NotSaved as error:
         print(f"podracer: {error}", file=sys.stderr)
-        sys.exit(exits.INTERNAL)
+        sys.exit(error.exit_status)
     except KeyboardInterrupt as interrupt:
         print(f"podracer: {str(interrupt) or 'interrupted'}", file=sys.stderr)
         sys.exit(130)

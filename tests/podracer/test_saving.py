@@ -148,6 +148,7 @@ def test_the_run_ends_when_the_last_good_one_is_too_old(tmp_path, monkeypatch, e
         one._checkpoints.wait()
         monkeypatch.setattr(manifest, "write", fails)
         save(one, 11)
+        one._settle(one._checkpoints.wait)
         for number in range(11, 100):
             time.now += 60.0
             if one.due(number):
