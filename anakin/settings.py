@@ -9,7 +9,7 @@ from typing import Any, Literal
 import jax
 
 from anakin.loop import Anakin, Members
-from podracer import mesh
+from podracer import hosts, mesh
 from podracer.envs.batch import Batch
 from podracer.envs.host import jittable
 from podracer.errors import UserError, check_number
@@ -31,12 +31,15 @@ class Settings(RunSettings):
     """Floats of the agent to vary, as name=v1,v2,...; all combinations train in one program."""
     starts: Literal["fresh", "cached", "optimistic"] = "fresh"
     """Where episodes start: anew, from the first episodes' starts, or anew but few per step."""
+    stall_timeout: float = 1800.0
+    """Seconds without a finished call that end the run; compiling, evaluating and saving do not count."""
     prng: Literal["threefry2x32", "rbg", "unsafe_rbg"] = "threefry2x32"
     """JAX's random generator."""
 
     def __post_init__(self):
         super().__post_init__()
         self._check_at_least(1, "batch_per_core", "updates_per_call", "seeds")
+        check_number("stall_timeout", self.stall_timeout, minimum=0, exclusive=True)
         check_number("seed", self.seed, minimum=0, maximum=2**32 - self.seeds)
 
 
@@ -44,6 +47,11 @@ def build_loop(agent: Agent, env: Any, settings: Settings, cores: int | None) ->
     """The loop for these settings; nothing is compiled yet."""
     batch = env if isinstance(env, Batch) else Batch(jittable(env), starts=settings.starts)
     members = _members(agent, settings)
+    if members is not None and hosts.count() > 1:
+        raise UserError(
+            f"{len(members)} runs in one program (seeds, sweep) train on one host; there are {hosts.count()}. "
+            "Start them on each host by itself, or one run on all."
+        )
     num_cores = mesh.size(mesh.make(cores))
     updates = settings.updates_per_call
     if updates is None:

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import pathlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -14,26 +14,30 @@ import numpy as np
 
 from anakin.loop import Anakin, AnakinState, CallMetrics
 from anakin.settings import Settings, build_loop
-from podracer import config, mesh, scoring
+from podracer import config, hosts, mesh, scoring
 from podracer.envs.batch import Batch
 from podracer.errors import UserError, check_divides
-from podracer.evaluate import Evaluation, Evaluator
+from podracer.evaluate import Evaluation, Evaluator, Measure, shared
 from podracer.metrics import EpisodeSums, ReturnWindow
 from podracer.runs import (
+    Finished,
     Interruption,
     NonFiniteLoss,
+    agree,
     check_new,
     check_sinks,
     create_directory,
     environment_facts,
     memory_of,
     open_sinks,
+    resumable,
 )
 from podracer.saving import Saver, open_checkpoints
 from podracer.scoring import Clock, ScoredRun
 from podracer.settings import change
 from podracer.sinks import Sink
 from podracer.types import Agent
+from podracer.watchdog import Watchdog
 
 
 @dataclasses.dataclass
@@ -48,10 +52,10 @@ class Run(ScoredRun):
         return self.state.learner.params
 
     def evaluate(self, episodes: int = 128, greedy: bool = True, seed: int = 0, params: Any = None) -> Evaluation:
-        """Measure the current (or other) params; see `podracer.evaluate.Evaluator`."""
+        """Measure the current (or other) params, on all hosts; see `podracer.evaluate.Evaluator`."""
         many = self.loop.members is not None
-        evaluator = Evaluator(self.agent, self.env, episodes, greedy=greedy, many=many)
-        return evaluator(self.params if params is None else params, seed)
+        measure = shared(Evaluator, self.agent, self.env, episodes, greedy=greedy, many=many)
+        return measure(self.params if params is None else params, seed)
 
 
 def train(
@@ -64,23 +68,25 @@ def train(
     recipe: config.Recipe | None = None,
     sinks: Sequence[Sink] | None = None,
     notes: Sequence[str] = (),
+    or_resume: bool = False,
     **changes: Any,
 ) -> Run:
-    """Train `agent` on `env` on every core of this host.
+    """Train `agent` on `env` on every core, of all hosts where they are connected (`podracer.hosts.connect`).
 
     Args:
       agent: any `Agent`.
       env: an environment or a `Batch` of one.
       settings: see `Settings`; `changes` are fields of it, e.g. `total_steps=10_000_000`. `sweep` may also be a
         dict `{"learning_rate": [1e-3, 3e-4]}`.
-      cores: how many cores; None takes all that JAX has.
+      cores: how many cores of each host; None takes all that JAX has.
       run_dir: a new directory for config, metrics and checkpoints; None writes nothing.
       recipe: names that make `agent` and `env` again, for `config.json`; None: found out where possible.
       sinks: what takes the rows of metrics, beside the files of `run_dir`; None: a terminal.
       notes: what the terminal says first, now that nothing can be refused any more.
+      or_resume: go on where `run_dir` holds this very run with a checkpoint, so that the same command can be repeated.
 
     Raises:
-      UserError: something given cannot work; nothing was compiled or written.
+      UserError: something given cannot work, or is not the same on all hosts; nothing was compiled or written.
       NonFiniteLoss: with `nan="stop"`.
       KeyboardInterrupt, SystemExit: after Ctrl-C or SIGTERM, when the checkpoint is written.
     """
@@ -89,8 +95,12 @@ def train(
         changes["sweep"] = tuple(f"{name}={','.join(map(repr, map(float, values)))}" for name, values in pairs)
     settings = change(settings or Settings(), changes)
     directory = None if run_dir is None else pathlib.Path(run_dir)
-    check_new(directory)
+    if not or_resume:
+        check_new(directory)
     check_sinks(directory, settings.tensorboard, settings.wandb)
+    hosts.agree(
+        {"settings": dataclasses.asdict(settings), "recipe": recipe and dataclasses.asdict(recipe), "cores": cores}
+    )
     loop = build_loop(agent, env, settings, cores)
     loop.check()
     if directory is not None:
@@ -99,7 +109,9 @@ def train(
         facts = environment_facts(loop.mesh)
         content = {"architecture": "anakin", "recipe": recipe and dataclasses.asdict(recipe)}
         content |= {"settings": dataclasses.asdict(settings), "num_cores": loop.num_cores, **facts}
-        create_directory(directory, content)
+        if or_resume and resumable(directory, content):
+            return resume(directory, cores=cores, total_steps=settings.total_steps, agent=agent, env=env, sinks=sinks)
+        create_directory(directory, content, or_resume)
     state = loop.init(settings.seed)
     run = Run(agent, env, loop, settings, directory, state=state)
     return _run(run, [ReturnWindow() for _ in range(_num_members(loop))], sinks, notes)
@@ -118,7 +130,7 @@ def resume(
 
     Args:
       run_dir: what `train` wrote.
-      cores: another number of cores; the environments are spread over them anew.
+      cores: another number of cores of each host; the environments are spread over all of them anew.
       total_steps: another end; None keeps the run's own.
       agent, env: the objects, where the run was made from Python objects without names.
       sinks: as in `train`.
@@ -135,6 +147,7 @@ def resume(
     settings = change(settings, {} if total_steps is None else {"total_steps": total_steps})
     check_sinks(directory, settings.tensorboard, settings.wandb)
     checkpoints = open_checkpoints(directory)
+    agree(settings, cores)
 
     def make(meta: dict[str, Any]) -> tuple[tuple[Settings, Anakin, AnakinState], dict[str, Any]]:
         """What goes on from such a checkpoint, and what is read of it."""
@@ -162,13 +175,13 @@ def _settings_for(settings: Settings, meta: dict[str, Any], directory: pathlib.P
       UserError: the run is finished, or they do not divide.
     """
     if meta["steps"] >= settings.total_steps and not meta["evaluation_due"]:
-        raise UserError(
+        raise Finished(
             f"{directory} is finished: it has {meta['steps']:,} of {settings.total_steps:,} steps. "
             "Give a larger --total-steps to go on."
         )
     if settings.seeds > 1 or settings.sweep:
         return settings
-    environments = meta["batch_per_core"] * meta["num_cores"]
+    environments = meta["batch_per_core"] * meta["num_cores"]  # of all hosts
     target = mesh.size(mesh.make(cores))
     check_divides("the number of environments", environments, "cores", target)
     return change(settings, {"batch_per_core": environments // target})
@@ -189,53 +202,66 @@ def _run(
     if settings.evaluations:
         greedy = run.agent.greedy_step is not None
         many = loop.members is not None
-        evaluator = Evaluator(run.agent, run.env, settings.eval_episodes, greedy=greedy, many=many)
+        evaluator = shared(Evaluator, run.agent, run.env, settings.eval_episodes, greedy=greedy, many=many)
     stops = settings.stops(calls)
-    with Saver(run) as saver:  # noqa: SIM117 (first a claim, then files)
-        with open_sinks(run, sinks, total_steps, _num_members(loop)) as (sinks, note), Interruption() as interruption:
-            for text in (*notes, _describe(loop, settings), *run.agent.notes):
-                note(text)
-            if mesh.idle_cores(loop.mesh):
-                note(mesh.IDLE)
-            if total_steps > 1.1 * settings.total_steps:
-                note(f"the last call ends at {total_steps:,} steps: calls are whole")
-            started = time.perf_counter()
-            compiled = loop.compile()
-            note(f"compiled in {time.perf_counter() - started:.1f} s, about {memory_of(compiled)} per core")
-            clock, pending = Clock(run), None
-            if evaluation_due and evaluator is not None:
-                with clock.paused():
-                    _evaluate(run, evaluator, sinks)
-            for call in range(run.steps // loop.steps_per_call + 1, calls + 1):
-                run.state, metrics = loop.step(run.state)
-                run.steps += loop.steps_per_call
-                # A CPU may have done it all before `step` returned, which is then when the call ended.
-                ended = time.perf_counter() if metrics.episodes.count.is_ready() else None  # type: ignore
-                # The rows of the call before are written while this one runs.
-                if pending is not None:
-                    _write(run, windows, sinks, clock, *pending)
-                pending = (run.steps, metrics, ended)
-                stopped = interruption.signal is not None  # asked once: a signal may come at any moment
-                if saver.due(call) or call in stops or stopped:
-                    _write(run, windows, sinks, clock, *pending)
-                    pending = None
-                    with clock.paused():
-                        # Who sends a signal may not wait for long: what was due is made up for by `resume`.
-                        if evaluator is not None and call in stops and not stopped:
-                            _evaluate(run, evaluator, sinks)
-                        _save(run, windows, saver, stopped and evaluator is not None and call in stops)
-                if interruption.signal is not None and pending is None:
-                    break
+    with (
+        Saver(run) as saver,
+        open_sinks(run, sinks, total_steps, _num_members(loop)) as (sinks, note),
+        Interruption() as interruption,
+        Watchdog(settings.stall_timeout) as watchdog,
+    ):
+        _introduce(run, total_steps, note, notes)
+        started = time.perf_counter()
+        compiled = loop.compile()
+        note(f"compiled in {time.perf_counter() - started:.1f} s, about {memory_of(compiled)} per core")
+        clock, pending = Clock(run), None
+        if evaluation_due and evaluator is not None and not interruption.reached():
+            with clock.paused():
+                _evaluate(run, evaluator, sinks)
+            evaluation_due = False
+        if interruption.reached():
+            _save(run, windows, saver, evaluation_due)
+        watchdog.beat()
+        for call in range(run.steps // loop.steps_per_call + 1, calls + 1):
+            if interruption.signal is not None:
+                break
+            run.state, metrics = loop.step(run.state)
+            run.steps += loop.steps_per_call
+            # A CPU may have done it all before `step` returned, which is then when the call ended.
+            ended = time.perf_counter() if metrics.episodes.count.is_ready() else None  # type: ignore
+            # The rows of the call before are written while this one runs.
+            if pending is not None:
+                _write(run, windows, sinks, clock, *pending)
+            pending = (run.steps, metrics, ended)
+            stopped = interruption.reached()  # asked once: a signal may come at any moment
+            if saver.due(call) or call in stops or stopped:
+                _write(run, windows, sinks, clock, *pending)
+                pending = None
+                with clock.paused(), watchdog.paused():
+                    # Who sends a signal may not wait for long: what was due is made up for by `resume`.
+                    if evaluator is not None and call in stops and not stopped:
+                        _evaluate(run, evaluator, sinks)
+                    _save(run, windows, saver, stopped and evaluator is not None and call in stops)
+                interruption.reached()
+            watchdog.beat()
+        with watchdog.paused():
             if interruption.signal is None and evaluator is not None and run.best_params is not None:
-                result = run.evaluate(
-                    10 * settings.eval_episodes,
-                    run.agent.greedy_step is not None,
-                    run.evaluation_seed(2),
-                    run.best_params,
-                )
+                greedy = run.agent.greedy_step is not None
+                result = run.evaluate(10 * settings.eval_episodes, greedy, run.evaluation_seed(2), run.best_params)
                 scoring.absolute(run, result, sinks)
+        interruption.reached()
     interruption.leave(run.directory, run.steps)
     return run
+
+
+def _introduce(run: Run, total_steps: int, note: Callable[[str], None], notes: Sequence[str]) -> None:
+    """Say what begins now."""
+    for text in (*notes, _describe(run.loop, run.settings), *run.agent.notes):
+        note(text)
+    if mesh.idle_cores(run.loop.mesh):
+        note(mesh.IDLE)
+    if total_steps > 1.1 * run.settings.total_steps:
+        note(f"the last call ends at {total_steps:,} steps: calls are whole")
 
 
 def _write(
@@ -278,7 +304,7 @@ def _write(
             raise NonFiniteLoss(update, run.directory, member if many else None)
 
 
-def _evaluate(run: Run, evaluator: Evaluator, sinks: Sequence[Sink]) -> None:
+def _evaluate(run: Run, evaluator: Measure, sinks: Sequence[Sink]) -> None:
     scoring.consider(run, run.params, run.steps, evaluator(run.params, run.evaluation_seed(1)), sinks)
 
 

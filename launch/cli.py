@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import sys
-from collections.abc import Sequence
+import threading
+import traceback
+from collections.abc import Iterator, Sequence
+from typing import Any
 
-from podracer.errors import NotSaved, UserError, closest
+from podracer import exits
+from podracer.errors import UserError, closest
 
 USAGE = """usage: podracer COMMAND [OPTIONS]
 
@@ -19,6 +25,7 @@ Reinforcement learning at the speed of the accelerator.
   render RUN     draw a trained agent playing, as GIF or MP4
   play GAME RUN  play a board game against a trained agent
   plot RUN...    learning curves of several runs or seeds in one picture
+  launch KIND    start a command on several hosts: local
   bench sebulba  measure throughput against batch size, as a picture and CSV
   envs           list the environments
   agents         list the agents
@@ -26,31 +33,91 @@ Reinforcement learning at the speed of the accelerator.
 
 `podracer COMMAND --help` lists the options of each. A run directory (RUN) is what `train` writes."""
 
-COMMANDS = ("train", "eval", "resume", "render", "play", "plot", "bench", "envs", "agents", "demo")
+COMMANDS = ("train", "eval", "resume", "render", "play", "plot", "launch", "bench", "envs", "agents", "demo")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    """Run the command line and exit: 0 done, 1 a run failed, 2 something given cannot work, 130 Ctrl-C;
-    `podracer.exits` has the others."""
+    """Run the command line and exit with a status of `podracer/exits.py`."""
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        _dispatch(arguments)
+        with _ends_by_sigterm():
+            _dispatch(arguments)
         sys.stdout.flush()  # here, where a reader that is gone can be told from a failure
     except UserError as error:
-        print(f"podracer: {' '.join(str(error).split())}", file=sys.stderr)
+        _say(f"podracer: {' '.join(str(error).split())}")
         # What a library was doing (reading a damaged checkpoint, say) dies with the process, without a word.
         sys.unraisablehook = lambda _: None
-        sys.exit(2)
-    except NotSaved as error:
-        print(f"podracer: {error}", file=sys.stderr)
-        sys.exit(error.exit_status)
+        _leave(exits.BAD_INPUT, str(error))
     except KeyboardInterrupt as interrupt:
-        print(f"podracer: {str(interrupt) or 'interrupted'}", file=sys.stderr)
-        sys.exit(130)
+        _say(f"podracer: {str(interrupt) or 'interrupted'}")
+        if str(interrupt):  # all hosts have stopped, and saved
+            _leave_together()
+        _leave(exits.INTERRUPTED, "Ctrl-C")
     except BrokenPipeError:
         # The reader of our output is gone (`podracer envs | head`); nothing is left to say to it.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(0)
+        _leave(0)
+    except SystemExit as exit_:
+        _leave(exit_.code)
+    except Exception as error:
+        _leave(_failed(error), f"{type(error).__name__}: {error}")
+    else:
+        _leave_together()
+
+
+@contextlib.contextmanager
+def _ends_by_sigterm() -> Iterator[None]:
+    """SIGTERM ends the command with the status for it, as long as nothing in it has a better answer."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(exits.PREEMPTED))
+    try:
+        yield
+    finally:
+        if _several_hosts() is None:  # else it is JAX's own now
+            signal.signal(signal.SIGTERM, before)
+
+
+def _failed(error: Exception) -> int:
+    """Say what went wrong, all of it where nobody expected it; the status for it."""
+    several = _several_hosts()
+    if several is not None and several.is_lost_peer(error):
+        first = str(error).splitlines()[0][:300]
+        _say(f"podracer: another host of this run is gone, and its own output says why; this one stops. ({first})")
+        return exits.PEER_LOST
+    status = getattr(error, "exit_status", None)
+    if status is not None:
+        _say(f"podracer: {error}")
+        return status
+    traceback.print_exception(error)
+    return exits.INTERNAL
+
+
+def _leave(status: Any, why: str = "") -> None:
+    """End the process. One of several hosts does not wait for the others, unless all stop together."""
+    several = _several_hosts()
+    if several is None:
+        sys.exit(status)
+    if status in (0, None, exits.PREEMPTED):
+        _leave_together()
+    several.leave(status or 0, " ".join(why.split())[:300])
+
+
+def _leave_together() -> None:
+    several = _several_hosts()
+    if several is not None:
+        several.disconnect()
+
+
+def _several_hosts() -> Any:
+    """`podracer.hosts`, where this process is one of several."""
+    hosts = sys.modules.get("podracer.hosts")
+    return hosts if hosts is not None and hosts.count() > 1 else None
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
 
 
 def _dispatch(arguments: list[str]) -> None:
@@ -65,6 +132,11 @@ def _dispatch(arguments: list[str]) -> None:
     name, rest = arguments[0], arguments[1:]
     if name not in COMMANDS:
         raise UserError(f"unknown command '{name}'.{closest(name, COMMANDS)} `podracer --help` lists the commands.")
+    if name == "launch":  # it only starts others, and imports little
+        from launch import launching
+
+        launching.main(rest)
+        return
     # Only now what costs seconds to import: --help answers at once.
     from launch import commands
 

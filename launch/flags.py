@@ -10,7 +10,7 @@ import textwrap
 import typing
 from typing import Annotated, Any
 
-from launch.machine import Machine, Platform
+from launch.machine import Machines
 
 
 def flags(names: dict[str, tuple[str, str | None]], settings: Any, agent_config: Any, network: Any) -> type:
@@ -23,6 +23,9 @@ def flags(names: dict[str, tuple[str, str | None]], settings: Any, agent_config:
     def flag(field: dataclasses.Field, default: Any, kind: Any, text: str | None) -> tuple:
         return field.name, Annotated[kind, tyro.conf.arg(help=text)], dataclasses.field(default=default)
 
+    def flag_of_run(name: str, text: str, kind: Any, default: Any) -> tuple:
+        return name, Annotated[kind, tyro.conf.arg(help=text)], dataclasses.field(default=default)
+
     hints = typing.get_type_hints(type(settings))
     docs = _field_texts(type(settings))
     fields: list[tuple] = [
@@ -33,13 +36,15 @@ def flags(names: dict[str, tuple[str, str | None]], settings: Any, agent_config:
         flag(field, getattr(settings, field.name), hints[field.name], docs.get(field.name))
         for field in dataclasses.fields(settings)
     ]
-    extra = {
-        "run": ("Directory of the run; must not exist. None: runs/ENV-AGENT-DATE.", str | None, None),
-        "cores": (_field_texts(Machine)["cores"], str, "auto"),
-        "platform": (_field_texts(Machine)["platform"], Platform | None, None),
-    }
-    for name, (text, kind, default) in extra.items():
-        fields.append((name, Annotated[kind, tyro.conf.arg(help=text)], dataclasses.field(default=default)))
+    fields.append(
+        flag_of_run("run", "Directory of the run; must not exist. None: runs/ENV-AGENT-DATE.", str | None, None)
+    )
+    text = "Go on where --run holds this very run with a checkpoint, so that the same command can be repeated."
+    fields.append(flag_of_run("or_resume", text, bool, False))
+    hints, docs = typing.get_type_hints(Machines), _field_texts(Machines)
+    fields += [
+        flag(field, field.default, hints[field.name], docs.get(field.name)) for field in dataclasses.fields(Machines)
+    ]
     for name, value in {"agent": agent_config, "network": network}.items():
         if dataclasses.is_dataclass(value):
             fields.append((name, type(value), dataclasses.field(default=value)))

@@ -5,11 +5,10 @@ from __future__ import annotations
 import dataclasses
 import os
 import pathlib
-import sys
 from typing import Any, Literal
 
 from launch.parse import parse
-from podracer import config, mesh, plugins, runs
+from podracer import config, hosts, mesh, plugins
 from podracer.errors import UserError, check_number
 
 Platform = Literal["cpu", "gpu", "tpu"]
@@ -34,6 +33,30 @@ class Machine:
             check_number("--cores", number, minimum=1)
         mesh.start_backend(self.platform, number)
         use_compilation_cache()
+        return number
+
+
+@dataclasses.dataclass(frozen=True)
+class Machines(Machine):
+    """Where a run trains: on this machine, or on several that find together. Launchers set what is not given."""
+
+    coordinator: str | None = None
+    """HOST:PORT of the first of several hosts; None: found out on Cloud TPU, GKE and Slurm, else there is one host."""
+    hosts: int | None = None
+    """How many hosts train together; 1 looks for no others."""
+    host: int | None = None
+    """Which of them this is, from 0."""
+    hosts_timeout: float = 300.0
+    """Seconds to wait for the other hosts at the start."""
+
+    def start(self) -> int | None:
+        """Find the other hosts, and start JAX; the number of cores of each host, or None for all."""
+        hosts.connect(self.coordinator, self.hosts, self.host, self.hosts_timeout)
+        number = super().start()
+        if hosts.count() > 1:
+            import jax
+
+            hosts.agree({"platform": jax.default_backend(), "cores of the host": jax.local_device_count()})
         return number
 
 
@@ -70,7 +93,4 @@ def with_blame(references: list[str | None], function: Any) -> Any:
             if reference is not None and plugins.passes_through(reference, error):
                 with plugins.blame(reference):
                     raise
-        if isinstance(error, runs.NonFiniteLoss):
-            print(f"podracer: {error}", file=sys.stderr)
-            sys.exit(1)
         raise

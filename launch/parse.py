@@ -5,7 +5,9 @@ from __future__ import annotations
 import ast
 import contextlib
 import dataclasses
+import datetime
 import io
+import pathlib
 import re
 from typing import Any
 
@@ -116,6 +118,16 @@ def take_options(arguments: list[str], prefix: str) -> tuple[dict[str, Any], lis
         except (ValueError, SyntaxError):
             options[name.removeprefix(f"{prefix}.").replace("-", "_")] = value
     return options, arguments
+
+
+def default_directory(env: str, agent: str) -> pathlib.Path:
+    """Where a run goes that was given no --run: runs/ENV-AGENT-DATE."""
+
+    def short(name: str) -> str:
+        return pathlib.Path(name.partition(":")[0]).stem if ".py" in name else name.replace("/", "-")
+
+    now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
+    return pathlib.Path("runs") / f"{short(env)}-{short(agent)}-{now}"
 
 
 def _one_line(text: str, known: list[str], prog: str) -> str:

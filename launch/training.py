@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import datetime
 import importlib
 import pathlib
 from typing import Any
 
 from launch.flags import flags
-from launch.machine import Machine, run_directory, with_blame
-from launch.parse import parse, take, take_options
-from podracer import config, envs, plugins, presets, runs
+from launch.machine import Machines, run_directory, with_blame
+from launch.parse import default_directory, parse, take, take_options
+from podracer import config, envs, hosts, plugins, presets, runs
 from podracer.errors import UserError, check_number, closest
 
 ARCHITECTURES = {
@@ -79,9 +78,12 @@ def _train(architecture: str, arguments: list[str]) -> None:
     options = parse(kind, arguments, f"podracer train {architecture}", description)
     settings_type = {field.name for field in dataclasses.fields(settings)}
     settings = trainer.Settings(**{name: getattr(options, name) for name in settings_type})
-    directory = pathlib.Path(options.run) if options.run else _default_directory(env_name, agent_name)
-    runs.check_new(directory)
-    cores = Machine(options.cores, options.platform).start()
+    directory = pathlib.Path(options.run) if options.run else default_directory(env_name, agent_name)
+    if not options.or_resume:
+        runs.check_new(directory)
+    elif options.run is None:
+        raise UserError("--or-resume needs the directory that it may find; expected --run DIRECTORY beside it.")
+    cores = Machines(**{field.name: getattr(options, field.name) for field in dataclasses.fields(Machines)}).start()
 
     agent_config, network = getattr(options, "agent", None), getattr(options, "network", network)
     references = [env_name, agent_name, network_name]
@@ -97,15 +99,17 @@ def _train(architecture: str, arguments: list[str]) -> None:
         network_config=dataclasses.asdict(network) if config.is_record(network) else None,
     )
     notes = [] if preset is None else [f"preset {_preset_name(preset)} (--preset none leaves it out)"]
-    run = with_blame(
-        references,
-        lambda: trainer.train(agent, env, settings, cores=cores, run_dir=directory, recipe=recipe, notes=notes),
-    )
-    _report(run)
+    given = {"cores": cores, "run_dir": directory, "recipe": recipe, "notes": notes, "or_resume": options.or_resume}
+    try:
+        _report(with_blame(references, lambda: trainer.train(agent, env, settings, **given)))
+    except runs.Finished as finished:
+        if not options.or_resume:
+            raise
+        print(finished)
 
 
 @dataclasses.dataclass(frozen=True)
-class AnakinOptions(Machine):
+class AnakinOptions(Machines):
     """Options of `resume` for a run on Anakin."""
 
     total_steps: int | None = None
@@ -140,7 +144,7 @@ def resume(arguments: list[str]) -> None:
     options = parse(kind, rest, "podracer resume RUN", text)
     check_number("--total-steps", options.total_steps, minimum=1)
     recipe = config.read_recipe(directory)
-    own = {field.name for field in dataclasses.fields(kind)} - {field.name for field in dataclasses.fields(Machine)}
+    own = {field.name for field in dataclasses.fields(kind)} - {field.name for field in dataclasses.fields(Machines)}
     changes = {name: getattr(options, name) for name in own if getattr(options, name) is not None}
     cores = options.start()
     run = with_blame(
@@ -178,14 +182,6 @@ def _train_description(architecture: str, env: str, agent: str, preset: presets.
 
 def _preset_name(preset: presets.Preset) -> str:
     return next(name for name, known in presets.PRESETS.items() if known is preset)
-
-
-def _default_directory(env: str, agent: str) -> pathlib.Path:
-    def short(name: str) -> str:
-        return pathlib.Path(name.partition(":")[0]).stem if ".py" in name else name.replace("/", "-")
-
-    now = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    return pathlib.Path("runs") / f"{short(env)}-{short(agent)}-{now}"
 
 
 def build(
@@ -232,6 +228,8 @@ def _absolute(name: str) -> str:
 
 def _report(run: Any) -> None:
     """What a finished run came to."""
+    if not hosts.is_first():
+        return
     import numpy as np
 
     from podracer.render import can_draw

@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from podracer import hosts
 from podracer.envs.batch import Batch
 from podracer.envs.host import is_host, on_host
 from podracer.envs.with_state import for_evaluation
@@ -20,6 +21,7 @@ from podracer.errors import UserError, check_number
 from podracer.types import Agent
 
 DEFAULT_MAX_STEPS = 10_000
+Measure = Callable[..., "Evaluation"]  # (params, seed) -> Evaluation
 
 
 class Evaluation(NamedTuple):
@@ -192,6 +194,27 @@ def evaluator(
     if is_host(env):
         return HostEvaluator(agent, env, episodes, max_steps, greedy, between_steps)
     return Evaluator(agent, env, episodes, max_steps, greedy, many)
+
+
+def shared(make: Callable[..., Any], agent: Agent, env: Any, episodes: int, *options: Any, **named: Any) -> Measure:
+    """`make(agent, env, episodes, ...)`; of several hosts each measures its share, and all get what all have measured.
+
+    All hosts must call what comes back, equally often; each draws start states of its own from the seed. `make` is
+    `evaluator` or one of the classes it returns.
+    """
+    number = hosts.count()
+    if number == 1:
+        return make(agent, env, episodes, *options, **named)
+    share = max(episodes // number + (hosts.index() < episodes % number), 1)
+    measure, between = make(agent, env, share, *options, **named), named.get("between_steps", lambda: None)
+
+    def together(params: Any, seed: int = 0) -> Evaluation:
+        own = np.random.SeedSequence((seed, hosts.index())).generate_state(1)[0]
+        parts = hosts.gather("evaluation", [leaf.tolist() for leaf in measure(params, int(own))], between)
+        returns, lengths, finished = (np.concatenate(leaves, -1) for leaves in zip(*parts))
+        return Evaluation(returns.astype(np.float32), lengths.astype(np.int32), finished.astype(bool))
+
+    return together
 
 
 def _check(agent: Agent, episodes: int, max_steps: int | None, greedy: bool) -> None:

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from podracer import hosts
 from podracer.errors import UserError, check_number
 
 CORE = "core"
@@ -60,6 +61,11 @@ def start_backend(platform: str | None = None, cores: int | None = None) -> None
         jax.config.update("jax_platforms", {"gpu": "cuda"}.get(platform, platform))
     check_number("cores", cores, minimum=1)
     wanted = cores or physical_cores()
+    if hosts.count() > 1 and "xla_cpu_collective_call_terminate" not in os.environ.get("XLA_FLAGS", ""):
+        # By default XLA aborts the process where one host makes the others wait for a minute, as it evaluates or saves.
+        waits = "--xla_cpu_collective_call_warn_stuck_timeout_seconds=600 "
+        waits += "--xla_cpu_collective_call_terminate_timeout_seconds=3600"
+        os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {waits}".strip()
     if wanted > 1 and "xla_cpu_multi_thread_eigen" not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false".strip()
     # JAX refuses this once its backend has started; the check at the end then says what to do.
@@ -86,20 +92,53 @@ def start_backend(platform: str | None = None, cores: int | None = None) -> None
 
 
 def make(num_cores: int | None = None) -> Mesh:
-    """A one-axis mesh over `num_cores` devices (None: all of them). Starts JAX where nothing has yet.
+    """A one-axis mesh over `num_cores` devices of every host (None: all of them). Starts JAX where nothing has yet.
+
+    The cores of a host are neighbours, in the order of the hosts: core c of host h is number h * num_cores + c.
 
     Raises:
-      UserError: there are fewer devices.
+      UserError: there are fewer devices, or not as many on each host.
     """
     start_backend(cores=num_cores)
-    devices = jax.devices()
-    num_cores = len(devices) if num_cores is None else num_cores
-    if not 1 <= num_cores <= len(devices):
+    per_host = by_host(jax.devices())
+    fewest = min(map(len, per_host))
+    if num_cores is None and fewest < max(map(len, per_host)):
+        counts = ", ".join(str(len(devices)) for devices in per_host)
+        raise UserError(f"the hosts have {counts} cores; expected as many on each. Choose --cores {fewest}.")
+    num_cores = fewest if num_cores is None else num_cores
+    if not 1 <= num_cores <= fewest:
         raise UserError(
-            f"cores is {num_cores}; expected 1 to {len(devices)}, the {jax.default_backend()} devices there are. "
+            f"cores is {num_cores}; expected 1 to {fewest}, the {jax.default_backend()} devices there are. "
             "On a CPU, --cores (or podracer.mesh.start_backend) makes more virtual ones."
         )
-    return Mesh(devices[:num_cores], (CORE,))
+    return Mesh([device for devices in per_host for device in devices[:num_cores]], (CORE,))
+
+
+def by_host(devices: Sequence[Any]) -> list[list[Any]]:
+    """The devices of each host, in the order of the hosts."""
+    found: dict[int, list[Any]] = {}
+    for device in sorted(devices, key=lambda device: device.process_index):
+        found.setdefault(device.process_index, []).append(device)
+    return list(found.values())
+
+
+def local(mesh: Mesh) -> list[Any]:
+    """This host's devices of the mesh, in its order."""
+    return [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
+
+
+def replicate(mesh: Mesh, value: Any) -> Any:
+    """A pytree of numbers, the same on every host, as arrays replicated over the mesh; no host asks another.
+
+    `jax.device_put` would have all hosts compare their values each time.
+    """
+    sharding = NamedSharding(mesh, PartitionSpec())
+
+    def one(leaf):
+        whole = np.asarray(leaf)
+        return jax.make_array_from_callback(whole.shape, sharding, lambda index: whole[index])
+
+    return jax.tree.map(one, value)
 
 
 def over(devices: Sequence[Any]) -> Mesh:
@@ -111,7 +150,7 @@ def from_shards(mesh: Mesh, shards: Sequence[Any], axis: int) -> Any:
     """Arrays over the mesh from one pytree per core, whose leaves lie on that core already; nothing is copied.
 
     Args:
-      mesh: the cores, in the order of `shards`.
+      mesh: the cores, this host's in the order of `shards`; the other hosts bring theirs.
       shards: pytrees of single-device arrays, equal in shape.
       axis: along which the shards are joined, 0 or 1.
     """
@@ -127,7 +166,7 @@ def from_shards(mesh: Mesh, shards: Sequence[Any], axis: int) -> Any:
 
 def idle_cores(mesh: Mesh) -> int:
     """Physical CPU cores that `mesh` leaves idle because JAX was started with fewer devices; 0 elsewhere."""
-    chosen = "JAX_NUM_CPU_DEVICES" in os.environ or size(mesh) < jax.local_device_count()
+    chosen = "JAX_NUM_CPU_DEVICES" in os.environ or len(local(mesh)) < jax.local_device_count()
     if jax.default_backend() != "cpu" or chosen:
         return 0
     return max(physical_cores() - jax.local_device_count(), 0)

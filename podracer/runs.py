@@ -3,23 +3,29 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import datetime
 import importlib.metadata
+import json
 import math
+import os
 import pathlib
 import platform
 import signal
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 
-from podracer import config, mesh
+from podracer import config, exits, hosts, mesh
 from podracer.errors import UserError
+from podracer.rollcall import differences
+from podracer.saving import open_checkpoints
 from podracer.scoring import ScoredRun
 from podracer.sinks import JsonLines, Sink, TensorBoard, Terminal, WeightsAndBiases, drop_rows_after, import_wandb
 
@@ -28,6 +34,8 @@ PACKAGES = ("podracer", "jax", "jaxlib", "flax", "optax", "rlax", "orbax-checkpo
 
 class NonFiniteLoss(RuntimeError):
     """A loss or gradient was NaN or infinite. The update was not taken; the checkpoints are those from before."""
+
+    exit_status = exits.NOT_FINITE
 
     def __init__(self, update: int, directory: pathlib.Path | None, member: int | None = None):
         where = f" of member {member}" if member is not None else ""
@@ -40,18 +48,22 @@ class NonFiniteLoss(RuntimeError):
 
 
 class Interruption:
-    """Ctrl-C and SIGTERM as a flag that the loop reads; a second Ctrl-C interrupts at once.
+    """Ctrl-C and SIGTERM as something that the loop asks for; a second Ctrl-C interrupts at once.
 
+    With several hosts, a signal to one of them stops all, at the same point of the program: see `hosts.preempted`.
     Outside the main thread, where Python allows no handlers, it does nothing.
     """
 
     def __init__(self):
-        self.signal: int | None = None
+        self.signal: int | None = None  # which one the run stops for, once `reached` has said so
+        self._got: int | None = None
         self._before: dict[int, Any] = {}
 
     def __enter__(self) -> Interruption:
+        # With several hosts SIGTERM is JAX's own, which tells the others of it.
+        numbers = (signal.SIGINT, signal.SIGTERM) if hosts.count() == 1 else (signal.SIGINT,)
         if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
+            for number in numbers:
                 self._before[number] = signal.signal(number, self._handle)
         return self
 
@@ -60,9 +72,20 @@ class Interruption:
             signal.signal(number, handler)
 
     def _handle(self, number, frame) -> None:
-        if self.signal is not None and number == signal.SIGINT:
+        if self._got is not None and number == signal.SIGINT:
             raise KeyboardInterrupt
-        self.signal = number
+        self._got = number
+        if hosts.count() > 1:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+    def reached(self) -> bool:
+        """Whether to stop now. All hosts must ask equally often, at the same points; they get the same answer."""
+        if self.signal is None:
+            if hosts.preempted():
+                self.signal = self._got or signal.SIGTERM
+            elif hosts.count() == 1:
+                self.signal = self._got
+        return self.signal is not None
 
     def leave(self, directory: pathlib.Path | None, steps: int) -> None:
         """Raise what the signal asks for, now that everything is saved; nothing without a signal."""
@@ -72,26 +95,50 @@ class Interruption:
         text = f"stopped at {steps:,} steps{rest}"
         if self.signal == signal.SIGINT:
             raise KeyboardInterrupt(text)
-        print(text, file=sys.stderr)
-        raise SystemExit(128 + self.signal)
+        print(text, file=sys.stderr, flush=True)
+        raise SystemExit(exits.PREEMPTED)
 
 
-def create_directory(directory: pathlib.Path, content: dict[str, Any]) -> pathlib.Path:
-    """A new run directory with its `config.json`.
+def create_directory(directory: pathlib.Path, content: dict[str, Any], again: bool = False) -> None:
+    """A new run directory with its `config.json`, made by the first host.
+
+    Args:
+      directory: where.
+      content: of `config.json`.
+      again: what a run left there that was stopped before its first checkpoint is in the way of nothing.
 
     Raises:
       UserError: it exists already, or cannot be made.
     """
-    try:
-        directory.mkdir(parents=True, exist_ok=False)
-    except FileExistsError:
+    hosts.on_first(lambda: _create(directory, content, again))
+    if hosts.count() > 1:
+        _check_shared(directory)
+
+
+def _check_shared(directory: pathlib.Path) -> None:
+    """Refuse a directory on the first host's own disk: every host writes its part of the checkpoints."""
+    deadline = time.monotonic() + 5.0  # a network's file system may show it a little later
+    while not (directory / "config.json").is_file() and time.monotonic() < deadline:
+        time.sleep(0.1)
+    seen = hosts.gather("directory", (directory / "config.json").is_file())
+    if not all(seen):
+        blind = ", ".join(str(host) for host, sees in enumerate(seen) if not sees)
         raise UserError(
-            f"run directory {directory} exists. Choose another --run, or go on with it: podracer resume {directory}"
-        ) from None
+            f"run directory {directory} of host 0 is not there on host {blind}; expected one that all hosts share. "
+            "Choose a --run on a network's file system or in a bucket."
+        )
+
+
+def _create(directory: pathlib.Path, content: dict[str, Any], again: bool) -> None:
+    try:
+        directory.mkdir(parents=True, exist_ok=again)
+    except FileExistsError:
+        raise _exists(directory) from None
     except OSError as error:
         raise UserError(f"run directory {directory} cannot be made: {error.strerror}. Choose another --run.") from None
+    if again:
+        (directory / "metrics.jsonl").unlink(missing_ok=True)
     config.write(directory, {"id": uuid.uuid4().hex, **content})
-    return directory
 
 
 def check_new(directory: pathlib.Path | None) -> None:
@@ -100,10 +147,56 @@ def check_new(directory: pathlib.Path | None) -> None:
     Raises:
       UserError: it exists.
     """
-    if directory is not None and directory.exists():
+
+    def check():
+        if directory is not None and directory.exists():
+            raise _exists(directory)
+
+    hosts.on_first(check)
+
+
+class Finished(UserError):
+    """A run that should go on has already reached its end."""
+
+
+def resumable(directory: pathlib.Path, content: dict[str, Any]) -> bool:
+    """Whether there is a run with a checkpoint in `directory`, that of the same `content` of `config.json`.
+
+    Raises:
+      UserError: it is another run: another agent, environment or setting (but for `total_steps`).
+    """
+    return hosts.on_first(lambda: _resumable(directory, content))
+
+
+def _resumable(directory: pathlib.Path, content: dict[str, Any]) -> bool:
+    if not (directory / "config.json").is_file() or not open_checkpoints(directory, alone=True).steps():
+        return False
+    there = config.read(directory)
+    mine, theirs = (
+        {name: each.get(name) for name in ("architecture", "recipe", "settings")} for each in (content, there)
+    )
+    mine["settings"] = mine["settings"] | {"total_steps": theirs["settings"].get("total_steps")}
+    found = differences([json.loads(json.dumps(each, default=str)) for each in (theirs, mine)], ("there", "now"))
+    if found:
         raise UserError(
-            f"run directory {directory} exists. Choose another --run, or go on with it: podracer resume {directory}"
+            f"{directory} is another run: {'; '.join(found[:3])}. Choose another --run, or the same settings."
         )
+    return True
+
+
+def _exists(directory: pathlib.Path) -> UserError:
+    return UserError(
+        f"run directory {directory} exists. Choose another --run, or go on with it: podracer resume {directory}"
+    )
+
+
+def agree(settings: Any, cores: int | None, **more: Any) -> None:
+    """Refuse hosts that were started with other settings, before anything is compiled.
+
+    Raises:
+      UserError: they differ; it names the field and the hosts.
+    """
+    hosts.agree({"settings": dataclasses.asdict(settings), "cores": cores, **more})
 
 
 def check_sinks(directory: pathlib.Path | None, tensorboard: bool, wandb: bool) -> None:
@@ -125,8 +218,11 @@ def open_sinks(
 ) -> Iterator[tuple[list[Sink], Callable[[str], None]]]:
     """`(sinks, note)`: the files of the run directory beside the `given` sinks, or a terminal where None are given.
 
-    `note(text)` says a line in the terminal. All sinks are closed at the end.
+    `note(text)` says a line in the terminal. All sinks are closed at the end. Of several hosts only the first has any.
     """
+    if not hosts.is_first():
+        yield [], lambda text: None
+        return
     terminal = None
     if given is None:
         terminal = Terminal(total_steps, f"{run.agent.name} on {run.env_name}", members)

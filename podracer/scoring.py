@@ -89,7 +89,8 @@ def restore_best(run: ScoredRun, like: Any) -> None:
     if not best.names():
         return
     try:
-        params, meta = best.params(like), best.meta()
+        params = best.params(jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), like))
+        meta = best.meta()
     except UserError as error:
         shelf.warn(f"{error} The next evaluation chooses anew.")
         return

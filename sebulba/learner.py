@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from podracer import mesh
 from podracer.errors import check_divides
@@ -30,13 +31,13 @@ class Learner:
         self._agent, self.mesh, self._splits = agent, cores, splits
         self._num_trajectories = num_trajectories
         shardings = mesh.shardings(cores, STATE)
-        self._replicated = mesh.shardings(cores, mesh.REPLICATED)
         self._init = jax.jit(self._initial, out_shardings=shardings)
         specs = (STATE, [TRAJECTORY] * num_trajectories, mesh.REPLICATED, mesh.REPLICATED)
         call = mesh.over_cores(self._call, cores, specs, (STATE, mesh.REPLICATED))
         self._update = jax.jit(call, donate_argnums=0)
         learner_key, _, run_key = jax.random.split(key, 3)
-        self._key = jax.device_put(run_key, self._replicated)
+        self._key_data = mesh.replicate(cores, jax.random.key_data(run_key))
+        self._key_kind = jax.random.key_impl(run_key)
         self.state: LearnerState = self._init(learner_key)
         self.updates = 0
         self._compiled: Any = None
@@ -54,8 +55,8 @@ class Learner:
         return self._compiled
 
     def _inputs(self, batches: list[list[Trajectory]]) -> tuple[Any, ...]:
-        number = jax.device_put(jnp.uint32(self.updates), self._replicated)
-        return [self._global(shards) for shards in batches], self._key, number
+        number = mesh.replicate(self.mesh, np.uint32(self.updates))
+        return [self._global(shards) for shards in batches], self._key_data, number
 
     def _global(self, shards: list[Trajectory]) -> Trajectory:
         """One array over all learner cores from the parts that lie on them; nothing moves."""
@@ -71,11 +72,11 @@ class Learner:
         memory = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[None], (size, *leaf.shape)), state.memory)
         return state._replace(memory=memory)
 
-    def _call(self, state: LearnerState, trajectories: list[Trajectory], key: jax.Array, number: jax.Array):
+    def _call(self, state: LearnerState, trajectories: list[Trajectory], key_data: jax.Array, number: jax.Array):
         state = state._replace(memory=jax.tree.map(lambda leaf: leaf[0], state.memory))
         batch = _join(trajectories)
         check_divides("the batch per learner core", batch.timestep.first.shape[1], "learner_splits", self._splits)
-        key = jax.random.fold_in(key, number)
+        key = jax.random.fold_in(jax.random.wrap_key_data(key_data, impl=self._key_kind), number)
         key = jax.random.split(jax.random.fold_in(key, mesh.index(mesh.CORE)))[1]
 
         def step(state, inputs):

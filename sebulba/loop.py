@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from podracer import hosts
 from podracer.envs.host import HostEnvironment, host_time_step
 from podracer.errors import UserError, check_divides, check_number
 from podracer.types import Agent, TimeStep, Trajectory
@@ -121,7 +122,7 @@ class Sebulba:
         self._programs = ActorPrograms(agent, len(topology.learner_cores))
         self._renew()
         self._rollout_steps = unroll_length * env.batch_size
-        self.steps_per_update = count * self._rollout_steps * jax.process_count()  # over all hosts
+        self.steps_per_update = count * self._rollout_steps * hosts.count()  # over all hosts
         self._num_trajectories, self.learner_splits = count, learner_splits
         self._dropped = self._first_version = 0
         self._rollouts = [0] * topology.num_threads
@@ -199,7 +200,7 @@ class Sebulba:
           on_update: gets each `Update`; returns True to stop.
           restarts: how often this run was resumed; start states are then new ones.
           interrupted: asked often, in this thread; True stops all threads.
-          last_words: gets the names of threads that hang and cannot be stopped, before the process ends, status 70.
+          last_words: gets the names of threads that hang and cannot be stopped, before it ends (status 70 or 73).
 
         Raises:
           the first exception of any thread.
@@ -211,7 +212,7 @@ class Sebulba:
         size = self.accumulate * (self.lag.updates + 1)
         queues = self._queues = [Queue(size, supervisor, f"actor-{i}") for i in range(topology.num_threads)]
         devices = [core for core in topology.actor_cores for _ in range(topology.threads_per_core)]
-        seeds = environment_seeds(self.seed, restarts, jax.process_index(), topology.num_threads, self.env.batch_size)
+        seeds = environment_seeds(self.seed, restarts, hosts.index(), topology.num_threads, self.env.batch_size)
 
         def learn():
             self._learn(queues, num_updates, on_update)
@@ -219,7 +220,7 @@ class Sebulba:
 
         try:
             for i, device in enumerate(devices):
-                key = jax.random.fold_in(jax.random.fold_in(self._key, 2**20 + restarts), jax.process_index())
+                key = jax.random.fold_in(jax.random.fold_in(self._key, 2**20 + restarts), hosts.index())
                 key = jax.random.fold_in(key, i)
                 arguments = (i, device, queues[i], key, seeds[i], num_updates)
                 supervisor.start(f"actor-{i}", lambda arguments=arguments: self._act(*arguments))

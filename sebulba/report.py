@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from podracer import hosts
 from podracer.envs.atari_scores import human_normalised
 from podracer.metrics import EpisodeSums, ReturnWindow
 from sebulba.actor import Episode
@@ -29,7 +30,9 @@ class Report:
         self._loop, self.window = loop, window
         self._steps, self._updates, self._first = steps, updates, loop.learner.updates
         self._collected: list[Update] = []
-        self._acted = 0
+        self._ended: list[list[float]] = []  # [updates][6], not yet in the window
+        self._lags: collections.Counter[int] = collections.Counter()
+        self._acted = self._acted_before = self._dropped = 0
 
     def steps_after(self, update: int) -> int:
         """Decisions learned from when that update was done."""
@@ -42,16 +45,34 @@ class Report:
     def add(self, update: Update) -> None:
         """Take one update."""
         self._collected.append(update)
-        self.window.add(_sums(update.episodes))
+        self._ended.append([float(leaf[0]) for leaf in _sums(update.episodes)])
+
+    def collect(self) -> None:
+        """Add up what all hosts have seen since the last time, on the first one. All hosts call it after an update."""
+        last = self._collected[-1] if self._collected else None
+        own = {"ended": self._ended, "lags": [lag for update in self._collected for lag in update.lags]}
+        own |= {"acted": last.acted if last else 0, "dropped": last.dropped if last else 0}
+        self._ended, parts = [], hosts.to_first("report", own)
+        for of_hosts in zip(*(part["ended"] for part in parts)):
+            count, returns, lengths, smallest, largest, cut = zip(*of_hosts)
+            sums: tuple[Any, ...] = (sum(count), sum(returns), sum(lengths), min(smallest), max(largest), sum(cut))
+            self.window.add(EpisodeSums(*([value] for value in sums)))
+        if last is not None:
+            self._lags = collections.Counter(lag for part in parts for lag in part["lags"])
+            self._acted, self._dropped = (sum(part[name] for part in parts) for name in ("acted", "dropped"))
 
     def row(self, lap_s: float, train_s: float) -> dict[str, Any]:
-        """The updates since the row before, which took `lap_s` seconds, as one row."""
+        """The updates since the row before, which took `lap_s` seconds, as one row: of all hosts, on the first one.
+
+        What threads waited for is this host's own.
+        """
+        self.collect()
         updates, self._collected = self._collected, []
         last, skip = updates[-1], self._loop.env.spec.frame_skip
         steps = self.steps_after(last.number)
         learned = len(updates) * self._loop.steps_per_update / lap_s
-        acted = (last.acted - self._acted) / lap_s
-        self._acted = last.acted
+        acted = (self._acted - self._acted_before) / lap_s
+        self._acted_before = self._acted
         row = {"steps": steps, "frames": steps * skip, "updates": self.updates_after(last.number)}
         row |= {"train_s": round(train_s, 4), "steps_per_s": learned, "frames_per_s": learned * skip}
         row |= {"acting_steps_per_s": acted, "acting_frames_per_s": acted * skip}
@@ -63,9 +84,8 @@ class Report:
             total = name == "nonfinite_updates"
             row[name] = float((np.sum if total else np.mean)([update.metrics[name] for update in updates]))
         row |= {f"wait_{name}_s": float(np.mean([update.waits[name] for update in updates])) for name in last.waits}
-        lags = [lag for update in updates for lag in update.lags]
-        row |= {"lag_mean": float(np.mean(lags)), "dropped_trajectories": last.dropped}
-        return row | {f"lag_{lag}": count for lag, count in sorted(collections.Counter(lags).items())}
+        row |= {"lag_mean": float(np.mean(list(self._lags.elements()))), "dropped_trajectories": self._dropped}
+        return row | {f"lag_{lag}": count for lag, count in sorted(self._lags.items())}
 
 
 def starvation(row: dict[str, Any]) -> str:

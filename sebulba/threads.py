@@ -13,6 +13,8 @@ import threading
 import time
 from collections.abc import Callable
 
+from podracer import exits, hosts
+
 POLL_S = 0.05
 
 
@@ -22,6 +24,8 @@ class Stopped(Exception):
 
 class Stalled(RuntimeError):
     """A thread has not said anything for too long."""
+
+    exit_status = exits.STALLED
 
 
 class Supervisor:
@@ -137,13 +141,13 @@ class Supervisor:
                 time.sleep(0.01)
                 now = time.monotonic()
                 if now - began > deadline_s:
-                    return self._leave(error, last_words, 70)
+                    return self._leave(error, last_words, getattr(error, "exit_status", exits.INTERNAL))
                 if error is None and not told and now - began > hurry_s:
                     doing = ", ".join(f"{name} ({doing})" for name, (_, doing) in sorted(self._beats.items()))
                     print(f"stopping; waiting for {doing}. Ctrl-C again leaves at once.", file=sys.stderr, flush=True)
                     told = True
         except KeyboardInterrupt as second:
-            self._leave(second, last_words, 130)
+            self._leave(second, last_words, exits.INTERRUPTED)
 
     def _leave(self, error: BaseException | None, last_words: Callable[[list[str]], None], status: int) -> None:
         """End the process in spite of threads that do not end."""
@@ -155,4 +159,6 @@ class Supervisor:
             last_words(self.alive())
         finally:
             print(f"threads {', '.join(self.alive())} do not end; leaving without them", file=sys.stderr, flush=True)
+            if hosts.count() > 1:
+                hosts.leave(status, str(error))
             os._exit(status)

@@ -7,17 +7,17 @@ from typing import Any
 
 import jax
 
-from podracer import mesh
+from podracer import hosts, mesh
 from podracer.errors import UserError, check_divides, check_number
 
 
 @dataclasses.dataclass(frozen=True)
 class Topology:
-    """The split of this host's cores.
+    """The split of the cores, the same on every host.
 
     Attributes:
-      actor_cores: devices that choose actions.
-      learner_mesh: a mesh over the devices that learn.
+      actor_cores: devices of this host that choose actions.
+      learner_mesh: a mesh over the devices that learn, of all hosts.
       threads_per_core: actor threads that take turns on each actor core.
     """
 
@@ -31,10 +31,12 @@ class Topology:
 
     @property
     def learner_cores(self) -> tuple[Any, ...]:
-        return tuple(self.learner_mesh.devices.flat)
+        """Those of this host."""
+        return tuple(mesh.local(self.learner_mesh))
 
     @property
     def num_cores(self) -> int:
+        """Of this host."""
         return len(set(self.actor_cores) | set(self.learner_cores))
 
     @property
@@ -46,16 +48,17 @@ class Topology:
         """The map in words."""
         frames = self.num_threads * batch_size * unroll_length * frame_skip
         act, learn = ([str(device) for device in devices] for devices in (self.actor_cores, self.learner_cores))
+        each = f" and host, {hosts.count()} hosts" if hosts.count() > 1 else ""
         both = " (the same core does both)" if self.shared else ""
         return (
             f"acting on {', '.join(act)}; learning on {', '.join(learn)}{both}; "
             f"{self.num_threads} actor thread{'s' if self.num_threads > 1 else ''} x {batch_size} environments, "
-            f"unroll {unroll_length}: {frames:,} frames per update"
+            f"unroll {unroll_length}: {frames:,} frames per update{each}"
         )
 
 
 def split(num_cores: int | None, actor_cores: int, threads_per_core: int, batch_size: int) -> Topology:
-    """The first `actor_cores` of this host's devices act, the others learn; a single device does both.
+    """The first `actor_cores` of each host's devices act, the others learn; a single device does both.
 
     Raises:
       UserError: no core is left to learn, or the batch does not divide over the learner cores.
@@ -63,19 +66,22 @@ def split(num_cores: int | None, actor_cores: int, threads_per_core: int, batch_
     for name, value in {"actor_cores": actor_cores, "threads_per_core": threads_per_core}.items():
         check_number(name, value, minimum=1)
     mesh.start_backend(cores=num_cores)
-    devices = jax.local_devices()
+    per_host = mesh.by_host(jax.devices())
+    devices = per_host[hosts.index()]
     if num_cores is not None:
         if num_cores > len(devices):
             raise UserError(f"cores is {num_cores}; this host has {len(devices)}. Choose at most that many.")
         devices = devices[:num_cores]
+    # Which of a host's devices act and learn, by their place there.
     if len(devices) == 1:
-        acting = learning = devices
+        acting = learning = slice(0, 1)
     elif actor_cores >= len(devices):
         raise UserError(
             f"actor_cores is {actor_cores} of {len(devices)} cores; expected at least one core left to learn. "
             f"Choose --actor-cores 1 to {len(devices) - 1}."
         )
     else:
-        acting, learning = devices[:actor_cores], devices[actor_cores:]
-    check_divides("batch_size", batch_size, "learner cores", len(learning))
-    return Topology(tuple(acting), mesh.over(learning), threads_per_core)
+        acting, learning = slice(0, actor_cores), slice(actor_cores, len(devices))
+    check_divides("batch_size", batch_size, "learner cores", len(devices[learning]))
+    learners = [device for each in per_host for device in each[learning]]
+    return Topology(tuple(devices[acting]), mesh.over(learners), threads_per_core)

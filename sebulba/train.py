@@ -12,19 +12,22 @@ from typing import Any
 
 import jax
 
-from podracer import config, mesh, scoring
+from podracer import config, hosts, mesh, scoring
 from podracer.errors import UserError
-from podracer.evaluate import Evaluation, evaluator
+from podracer.evaluate import Evaluation, evaluator, shared
 from podracer.metrics import ReturnWindow
 from podracer.runs import (
+    Finished,
     Interruption,
     NonFiniteLoss,
+    agree,
     check_new,
     check_sinks,
     create_directory,
     environment_facts,
     memory_of,
     open_sinks,
+    resumable,
 )
 from podracer.saving import Saver, open_checkpoints
 from podracer.scoring import Clock, ScoredRun
@@ -56,8 +59,9 @@ class Run(ScoredRun):
         return jax.tree.map(lambda leaf: leaf.addressable_data(0), self.loop.learner.state.params)
 
     def evaluate(self, episodes: int = 20, greedy: bool = True, seed: int = 0, params: Any = None) -> Evaluation:
-        """Measure the current (or other) params; see `podracer.evaluate`."""
-        return evaluator(self.agent, self.env, episodes, greedy=greedy)(self.params if params is None else params, seed)
+        """Measure the current (or other) params, on all hosts; see `podracer.evaluate`."""
+        measure = shared(evaluator, self.agent, self.env, episodes, greedy=greedy)
+        return measure(self.params if params is None else params, seed)
 
 
 def train(
@@ -70,37 +74,46 @@ def train(
     recipe: config.Recipe | None = None,
     sinks: Sequence[Sink] | None = None,
     notes: Sequence[str] = (),
+    or_resume: bool = False,
     **changes: Any,
 ) -> Run:
-    """Train `agent` on `env` with threads that act and cores that learn, on this host.
+    """Train `agent` on `env` with threads that act and cores that learn, on every host.
+
+    Where several hosts are connected (`podracer.hosts.connect`), each has its own environments and actors, and all
+    learn together.
 
     Args:
       agent: any `Agent`.
       env: a host environment; an environment that can be compiled (or a `Batch` of one) is bridged.
       settings: see `Settings`; `changes` are fields of it, e.g. `actor_cores=2`.
-      cores: how many cores, for acting and learning together; None takes all that JAX has.
+      cores: how many cores of each host, for acting and learning together; None takes all that JAX has.
       run_dir: a new directory for config, metrics and checkpoints; None writes nothing.
       recipe: names that make `agent` and `env` again, for `config.json`; None: found out where possible.
       sinks: what takes the rows of metrics, beside the files of `run_dir`; None: a terminal.
       notes: what the terminal says first.
+      or_resume: go on where `run_dir` holds this very run with a checkpoint, so that the same command can be repeated.
 
     Raises:
-      UserError: something given cannot work; nothing was compiled or written.
+      UserError: something given cannot work, or is not the same on all hosts; nothing was compiled or written.
       NonFiniteLoss: with `nan="stop"`.
       KeyboardInterrupt, SystemExit: after Ctrl-C or SIGTERM, when the checkpoint is written.
       the first exception of any thread.
     """
     settings = change(settings or Settings(), changes)
     directory = None if run_dir is None else pathlib.Path(run_dir)
-    check_new(directory)
+    if not or_resume:
+        check_new(directory)
     check_sinks(directory, settings.tensorboard, settings.wandb)
+    agree(settings, cores, recipe=_as_dict(recipe))
     loop = build_loop(agent, env, settings, cores)
     loop.check()
     settings = change(settings, {"batch_size": loop.env.batch_size})
     if directory is not None:
         content = {"architecture": "sebulba", "recipe": _as_dict(recipe or config.describe(agent, env))}
         content |= {"settings": dataclasses.asdict(settings), "num_cores": loop.topology.num_cores}
-        create_directory(directory, content | environment_facts(loop.topology.learner_mesh))
+        if or_resume and resumable(directory, content):
+            return resume(directory, cores=cores, total_steps=settings.total_steps, agent=agent, env=env, sinks=sinks)
+        create_directory(directory, content | environment_facts(loop.topology.learner_mesh), or_resume)
     return _run(Run(agent, env, loop, settings, directory), ReturnWindow(), sinks, notes)
 
 
@@ -138,12 +151,13 @@ def resume(
     settings = change(settings, {} if total_steps is None else {"total_steps": total_steps})
     check_sinks(directory, settings.tensorboard, settings.wandb)
     checkpoints = open_checkpoints(directory)
+    agree(settings, cores)
     loop = build_loop(agent, env, settings, cores)
     like = loop.learner.state
 
     def make(meta: dict[str, Any]) -> tuple[None, dict[str, Any]]:
         """Refuse a checkpoint from which this run cannot go on; what is read of it."""
-        _check_goes_on(directory, settings, meta, like, len(loop.topology.learner_cores))
+        _check_goes_on(directory, settings, meta, like, mesh.size(loop.topology.learner_mesh))
         return None, {"params": like.params, "state": like._replace(params=())}
 
     meta, _ = checkpoints.choose(make)
@@ -156,7 +170,9 @@ def resume(
     scoring.restore_best(run, jax.eval_shape(lambda: agent.initial_learner_state(jax.random.key(0))).params)
     window = ReturnWindow()
     window.restore(meta["window"])
-    return _run(run, window, sinks, evaluation_due=meta["evaluation_due"])
+    before, now = meta.get("steps_per_update", loop.steps_per_update), loop.steps_per_update
+    notes = [] if before == now else [f"an update is now of {now:,} steps; it was of {before:,}"]
+    return _run(run, window, sinks, notes, evaluation_due=meta["evaluation_due"])
 
 
 def _check_goes_on(directory: pathlib.Path, settings: Settings, meta: dict[str, Any], state: Any, cores: int) -> None:
@@ -166,7 +182,7 @@ def _check_goes_on(directory: pathlib.Path, settings: Settings, meta: dict[str, 
       UserError: it is so.
     """
     if meta["steps"] >= settings.total_steps and not meta["evaluation_due"]:
-        raise UserError(
+        raise Finished(
             f"{directory} is finished: it has {meta['steps']:,} of {settings.total_steps:,} steps. "
             "Give a larger --total-steps to go on."
         )
@@ -207,12 +223,13 @@ def _run(
         started = time.perf_counter()
         compiled = loop.compile()
         note(f"compiled in {time.perf_counter() - started:.1f} s, about {memory_of(compiled)} per learner core")
-        training = _Training(run, window, sinks, note, saver, last)
+        training = _Training(run, window, sinks, note, saver, last, interruption)
         if evaluation_due:
             training.ask()
-        if last > loop.learner.updates or evaluation_due:
+        if (last > loop.learner.updates or evaluation_due) and not interruption.reached():
             training.start()
-            stop = lambda: interruption.signal is not None
+            # One host may stop whenever it is asked to; several do so after the same update.
+            stop = lambda: hosts.count() == 1 and interruption.reached()
             loop.run(last, training.take, run.restarts, stop, training.save_without)
         training.drain()
         if interruption.signal is not None:
@@ -236,9 +253,11 @@ class _Training:
         note: Callable[[str], None],
         saver: Saver,
         last: int,
+        interruption: Interruption,
     ):
         loop, settings = run.loop, run.settings
         self._run, self._sinks, self._note, self._saver, self._last = run, sinks, note, saver, last
+        self._interruption = interruption
         self._report = Report(loop, window, run.steps, run.updates)
         first = loop.learner.updates
         # Counted from the beginning of the run, so that a resumed one stops where it would have.
@@ -269,7 +288,8 @@ class _Training:
         report.add(update)
         run.steps, run.updates = report.steps_after(update.number), report.updates_after(update.number)
         bad = update.metrics["nonfinite_updates"] > 0
-        if update.number % self._every == 0 or update.number in self._stops or bad:
+        stopped = hosts.count() > 1 and self._interruption.reached()
+        if update.number % self._every == 0 or update.number in self._stops or bad or stopped:
             self._row()
         if bad and run.settings.nan == "stop":
             raise NonFiniteLoss(run.updates, run.directory)
@@ -284,7 +304,7 @@ class _Training:
             with self._clock.paused():
                 self.save()
         self.drain()
-        return False
+        return stopped
 
     def drain(self) -> None:
         """Write the evaluations that are done."""
@@ -295,12 +315,14 @@ class _Training:
         """Write a checkpoint of the state after the last update."""
         run = self._run
         learner, evaluations = run.loop.learner, self._evaluations
+        self._report.collect()
         meta = {
             "evaluation_due": evaluations is not None and evaluations.pending,
             "train_s": run.train_s,
             "updates": self._report.updates_after(learner.updates),
             "loop_updates": learner.updates,
-            "learner_cores": len(run.loop.topology.learner_cores),
+            "learner_cores": mesh.size(run.loop.topology.learner_mesh),
+            "steps_per_update": run.loop.steps_per_update,
             "restarts": run.restarts,
             "window": self._report.window.state(),
         }
@@ -309,8 +331,11 @@ class _Training:
         self._saver.save(steps, state.params, state._replace(params=()), meta)
 
     def save_without(self, hanging: list[str]) -> None:
-        """Write a checkpoint although these threads hang; where the learner does, there is no state to save."""
-        if "learner" not in hanging:
+        """Write a checkpoint although these threads hang; where the learner does, there is no state to save.
+
+        Of several hosts none can save by itself.
+        """
+        if "learner" not in hanging and hosts.count() == 1:
             self.save()
 
     def _row(self) -> None:
@@ -329,14 +354,14 @@ class _Interrupted(Exception):
 
 
 def _raise_if(interruption: Interruption) -> None:
-    if interruption.signal is not None:
+    if hosts.count() == 1 and interruption.reached():
         raise _Interrupted
 
 
 def _measure(run: Run, episodes: int, between_steps: Callable[[], None]) -> Callable[[Any, int], Evaluation]:
     """`(params, seed) -> Evaluation`."""
     greedy = run.agent.greedy_step is not None
-    return evaluator(run.agent, run.env, episodes, greedy=greedy, between_steps=between_steps)
+    return shared(evaluator, run.agent, run.env, episodes, greedy=greedy, between_steps=between_steps)
 
 
 def _as_dict(recipe: config.Recipe | None) -> dict[str, Any] | None:

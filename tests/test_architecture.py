@@ -124,9 +124,9 @@ def test_meshes_and_means_over_cores_are_named_in_one_file():
 
 
 def test_threads_and_queues_live_in_sebulba():
-    """Elsewhere nothing starts or locks a thread; asking which thread one is in is allowed."""
+    """Elsewhere nothing starts or locks a thread, but what watches; asking which thread one is in is allowed."""
     for path in FILES:
-        if under(module_name(path), "sebulba"):
+        if under(module_name(path), "sebulba") or short(path) == "podracer/watchdog.py":
             continue
         found = imports(tree(path), path)
         banned = {"queue", "concurrent", "multiprocessing", "asyncio", "_thread"}

@@ -276,7 +276,7 @@ def script(*arguments):
 def test_a_stall_ends_the_process_with_every_stack(tmp_path):
     process = script(3, tmp_path / "run")
     _, err = process.communicate(timeout=120)
-    assert process.returncode not in (0, None)
+    assert process.returncode != 0
     assert "no sign of life from actor-" in err and "while acting" in err and "in step" in err, err
     assert "Queues: actor-0 0 of 2, actor-1 0 of 2." in err
 

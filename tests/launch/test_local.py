@@ -1,0 +1,189 @@
+"""Several hosts for real: processes on 127.0.0.1 that train together, fail together and go on together."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import sys
+import time
+
+import numpy as np
+import pytest
+
+import anakin
+from launch import cli
+from podracer.checkpoint import Checkpoints
+from tests.anakin import tiny
+from tests.launch.hosts import (
+    ANAKIN,
+    FOR_EVER,
+    LOOPBACK,
+    SEBULBA,
+    children,
+    end,
+    free_port,
+    launch,
+    listeners,
+    rows,
+    running,
+    start,
+    start_each,
+    wait_for_rows,
+)
+
+pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
+SGD = ["--agent.optimizer", "sgd", "--agent.learning-rate", "0.1", "--total-steps", "800", "--evaluations", "2"]
+
+
+def trained(directory):
+    """The run's last checkpoint on the cores of this process."""
+    return anakin.resume(directory, cores=4, total_steps=960, sinks=[])
+
+
+def test_two_hosts_of_two_cores_learn_what_one_of_four_does(tmp_path):
+    """Under plain SGD; the numbers in between too; written by the first host alone, and readable by a single one."""
+    process = launch("--", *ANAKIN, *SGD, "--run", tmp_path / "two")
+    with running(process):
+        status, out, err = end(process)
+    assert status == 0, err
+    assert f"{tmp_path}/two: 800 steps" in out and "4 cpu cores x 4 environments" in err
+    assert err.count("compiled in") == 1  # one host speaks
+    cli.main([*ANAKIN, *SGD, "--cores", "4", "--run", str(tmp_path / "one")])
+    ours, theirs = (
+        [{k: v for k, v in row.items() if "per_s" not in k and k != "train_s"} for row in rows(tmp_path / name)]
+        for name in ("two", "one")
+    )
+    assert [row.keys() for row in ours] == [row.keys() for row in theirs]
+    for one, other in zip(ours, theirs):
+        for name in one if "updates" in one else ():
+            assert one[name] == pytest.approx(other[name], rel=1e-4, abs=1e-5), name
+    assert [row["eval_episodes"] for row in ours if "eval_episodes" in row] == [8, 8]
+    one, other = trained(tmp_path / "one"), trained(tmp_path / "two")
+    for mine, yours in zip(tiny.leaves(one.state), tiny.leaves(other.state)):
+        np.testing.assert_allclose(np.asarray(mine, np.float64), np.asarray(yours, np.float64), atol=1e-5)
+
+
+def test_a_signal_to_one_host_stops_all_at_the_same_update_and_one_host_goes_on(tmp_path):
+    """SIGTERM to the second; status 75 of both; nothing listened on but the loopback interface."""
+    directory = tmp_path / "run"
+    first, second = start_each(*[[*ANAKIN, *FOR_EVER, "--run", directory]] * 2)
+    with running(first, second):
+        wait_for_rows(directory, 3, first, second)
+        found = listeners(first.pid) | listeners(second.pid)
+        assert found and found <= LOOPBACK
+        sent = time.monotonic()
+        second.send_signal(signal.SIGTERM)
+        ends = [end(first), end(second)]
+    assert time.monotonic() - sent < 20
+    assert [status for status, _, _ in ends] == [75, 75], ends
+    stops = [re.findall(r"stopped at ([\d,]+) steps; go on with: podracer resume", err) for _, _, err in ends]
+    assert stops[0] == stops[1] and len(stops[0]) == 1
+    steps = int(stops[0][0].replace(",", ""))
+    assert Checkpoints(directory / "checkpoints").steps()[-1] == steps == rows(directory)[-1]["steps"]
+    run = anakin.resume(directory, cores=2, total_steps=steps + 160, sinks=[])
+    assert (run.steps, run.loop.num_cores, run.loop.batch_per_core) == (steps + 160, 2, 8)
+
+
+def test_hosts_that_were_started_differently_name_the_field(tmp_path):
+    """Before anything is compiled or written; all of them, with status 2."""
+    line = [*ANAKIN, "--run", tmp_path / "run"]
+    first, second = start_each(line, [*line, "--agent.discount", "0.5"])
+    with running(first, second):
+        ends = [end(first), end(second)]
+    for status, out, err in ends:
+        assert (status, out) == (2, ""), err
+        lines = [line for line in err.splitlines() if line.startswith("podracer: ")]
+        assert len(lines) == 1 and "compiled" not in err and "Traceback" not in err
+        assert "recipe.agent_config.discount is 0.99 on host 0 and 0.5 on host 1" in lines[0]
+    assert not (tmp_path / "run").exists()
+
+
+BY_HAND = """
+import sys
+from podracer import agents, envs, hosts, mesh
+import anakin
+hosts.connect(sys.argv[1], 2, int(sys.argv[2]))
+env = envs.Catch(rows=5, columns=3)
+loop = anakin.Anakin(agents.a2c(env.spec), env, 4, 5)
+state = loop.init()
+for number in range(10**9):
+    state, metrics = loop.step(state)
+    if number == 20 and hosts.index() == 1:
+        print("raised", flush=True)
+        raise ValueError("the second host fails here")
+"""
+
+
+def test_an_exception_on_one_host_ends_all_within_seconds():
+    """JAX alone would wait five minutes."""
+    address, cpu = f"127.0.0.1:{free_port()}", {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}
+    first, second = (start(["-c", BY_HAND, address, host], **cpu) for host in (0, 1))
+    with running(first, second):
+        assert "raised\n" in iter(second.stdout.readline, "")
+        raised = time.monotonic()
+        ends = [end(first, 5), end(second, 5)]
+    assert time.monotonic() - raised < 5
+    assert [status for status, _, _ in ends] == [71, 70]
+    assert ends[1][2].strip().splitlines()[-1] == "ValueError: the second host fails here"
+
+
+def test_a_killed_host_ends_the_others_and_the_launcher_goes_on(tmp_path):
+    """kill -9 of the second; the rows in the end are those of an undisturbed run; no process is left."""
+    directory, started = tmp_path / "run", time.monotonic()
+    sizes = ["--total-steps", 160 * 600, "--evaluations", 6]
+    process = launch("--max-restarts", 1, "--", *ANAKIN, *sizes, "--run", directory)
+    with running(process):
+        wait_for_rows(directory, 130, process)  # after a checkpoint, before the next
+        before = children(process.pid)
+        os.kill(before[1], signal.SIGKILL)
+        while set(before) & set(children(process.pid)):
+            assert time.monotonic() < started + 120
+            time.sleep(0.05)
+        status, _, err = end(process)
+    assert status == 0, err
+    assert "another host of this run is gone" in err
+    assert "host 1 was ended by SIGKILL" in err and "restart 1 of 1 (the status was 137)" in err
+    steps = [row["steps"] for row in rows(directory) if "updates" in row]
+    assert steps == list(range(160, 160 * 600 + 1, 160))
+    assert not any(os.path.exists(f"/proc/{pid}") for pid in before)
+
+
+def test_sebulba_trains_over_two_hosts_and_one_goes_on(tmp_path):
+    """Each host with its own actors: twice the steps per update, and the games of both in the metrics."""
+    directory = tmp_path / "run"
+    sizes = ["--total-steps", "400", "--evaluations", "2"]
+    process = launch("--", *SEBULBA, *sizes, "--run", directory)
+    with running(process):
+        status, _, err = end(process)
+    assert status == 0, err
+    assert "20 frames per update and host, 2 hosts (40 steps per update" in err
+    found = [row for row in rows(directory) if "updates" in row]
+    assert [row["steps"] for row in found] == list(range(40, 401, 40))
+    assert [row["episodes"] for row in found] == [8 * (5 * n // 4) for n in range(1, 11)]  # an episode is 4 steps
+    assert [row["eval_episodes"] for row in rows(directory) if "eval_episodes" in row] == [4, 4]
+    cli.main(["resume", str(directory), "--cores", "2", "--total-steps", "440"])
+    assert rows(directory)[-1]["steps"] == 440
+
+
+def test_a_single_host_that_is_told_to_end_while_it_compiles_can_be_started_again(tmp_path):
+    """The same command, again and again: nothing is there yet, then a checkpoint, then the end."""
+    line = ["-m", "launch.cli", *ANAKIN, "--cores", "2", "--or-resume", "--run", tmp_path / "run"]
+    line += ["--total-steps", 80 * 20, "--evaluations", 2]
+    process = start(line)
+    with running(process):
+        while not (tmp_path / "run").exists():
+            assert process.poll() is None, end(process)
+            time.sleep(0.01)
+        process.send_signal(signal.SIGTERM)
+        status, _, err = end(process)
+    assert status == 75 and "Traceback" not in err, err
+    for says in ("1,600 steps; best evaluation", "is finished: it has 1,600 of 1,600 steps"):
+        process = start(line)
+        with running(process):
+            status, out, err = end(process)
+        assert status == 0 and says in out, err
+    process = start([*line, "--agent.discount", "0.5"])
+    with running(process):
+        status, _, err = end(process)
+    assert status == 2 and "recipe.agent_config.discount is 0.99 there and 0.5 now" in err

@@ -1,0 +1,227 @@
+"""The roll call of several hosts, in threads of one process; and what a single host makes of it all."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from podracer import exits, hosts, rollcall
+from podracer.errors import UserError
+from podracer.rollcall import Place
+from tests.launch.hosts import environment, free_port
+
+FACTS = {"version of jax": "1.0", "settings": {"seed": 0}}
+
+
+def call(count, hosts_there, facts=None, timeout_s=10.0, said=None):
+    """What `rollcall.call` returns or refuses, by host."""
+    address = f"127.0.0.1:{free_port()}"
+    say = (lambda text: None) if said is None else said.append
+
+    def one(host):
+        try:
+            return rollcall.call(Place(address, count, host), (facts or {}).get(host, FACTS), timeout_s, say)
+        except UserError as error:
+            return str(error)
+
+    with concurrent.futures.ThreadPoolExecutor(len(hosts_there)) as pool:
+        return dict(zip(hosts_there, pool.map(one, hosts_there))), address
+
+
+def test_all_are_there():
+    """In any order; the first host gets what JAX's service may be bound to: the loopback interface alone."""
+    answers, address = call(3, [2, 1, 0])
+    assert answers == {0: address, 1: address, 2: address}
+    rollcall.call(Place(address, 1, 0), FACTS, 1.0, print)  # the port is free again at once
+
+
+def test_who_is_missing_is_named_to_all_that_came(monkeypatch):
+    monkeypatch.setattr(rollcall, "SAY_EVERY_S", 0.3)
+    said, began = [], time.monotonic()
+    answers, address = call(4, [0, 2], timeout_s=1.0, said=said)
+    assert time.monotonic() - began < 5
+    for answer in answers.values():
+        assert f"hosts 1, 3 did not come to {address} within 1 s (got 2 of 4 hosts)" in answer
+    assert said[-1] == "waiting for hosts 1, 3 (2 of 4 are here)"
+    answers, _ = call(3, [1, 2], timeout_s=1.0)
+    assert all("host 0 did not come to" in answer for answer in answers.values())
+
+
+def test_hosts_that_differ_name_the_field_the_values_and_the_hosts():
+    other = {**FACTS, "version of jax": "2.0", "settings": {"seed": 0, "new": 1}}
+    answers, _ = call(3, [0, 1, 2], {1: other, 2: other})
+    assert set(answers.values()) == {
+        "the hosts disagree: settings.new is absent on host 0 and 1 on hosts 1, 2; "
+        'version of jax is "1.0" on host 0 and "2.0" on hosts 1, 2. Start the same on all.'
+    }
+
+
+def test_a_host_that_is_twice_there_or_of_another_run_is_refused():
+    address = f"127.0.0.1:{free_port()}"
+    refused = []
+
+    def one(place):
+        try:
+            rollcall.call(place, FACTS, 2.0, print)
+        except UserError as error:
+            refused.append(str(error))
+
+    for places, says in (
+        ([(3, 0), (3, 1), (3, 1)], "host 1 was started twice; expected hosts 0 to 2"),
+        ([(3, 0), (2, 1)], "host 1 was started as one of 2 hosts, host 0 as one of 3"),
+    ):
+        refused.clear()
+        threads = [threading.Thread(target=one, args=(Place(address, *place),)) for place in places]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join(10)
+        assert any(says in text for text in refused), refused
+
+
+def test_a_stranger_at_the_port_disturbs_nothing():
+    """Silence, some other protocol, rubbish, an endless line."""
+    address, answers = f"127.0.0.1:{free_port()}", []
+    first = threading.Thread(target=lambda: answers.append(rollcall.call(Place(address, 2, 0), FACTS, 20.0, print)))
+    first.start()
+    rubbish = [
+        b"GET / HTTP/1.1\r\n\r\n",
+        b"{}\n",
+        b"[1]\n",
+        b'{"host": "1", "hosts": 2, "facts": {}}\n',
+        b"x" * 200_000,
+    ]
+    silent = connected(address)
+    for data in rubbish:
+        with connected(address) as stranger:
+            try:
+                stranger.sendall(data)
+                stranger.shutdown(socket.SHUT_WR)
+                stranger.recv(1)
+            except OSError:
+                pass
+    rollcall.call(Place(address, 2, 1), FACTS, 20.0, print)
+    first.join(10)
+    silent.close()
+    assert answers == [address]
+
+
+def connected(address):
+    deadline = time.monotonic() + 5
+    while True:
+        try:
+            return socket.create_connection(rollcall.split(address), timeout=10)
+        except OSError:
+            assert time.monotonic() < deadline
+
+
+@pytest.mark.parametrize("address", ["", "10.0.0.2", "10.0.0.2:", ":80", "host:0", "host:65536", "host:port"])
+def test_an_address_that_is_none_is_refused(address):
+    with pytest.raises(UserError, match="expected HOST:PORT"):
+        rollcall.split(address)
+
+
+@pytest.mark.parametrize(
+    ("given", "says"),
+    [
+        ({"coordinator": "127.0.0.1:8476"}, "--hosts is missing; expected --coordinator HOST:PORT, --hosts N and"),
+        ({"hosts": 2}, "--coordinator is missing"),
+        ({"coordinator": "127.0.0.1:8476", "hosts": 2, "host": 2}, "host is 2; expected a finite number >= 0 and <= 1"),
+        ({"coordinator": "nowhere", "hosts": 2, "host": 0}, "coordinator is 'nowhere'"),
+        ({"coordinator": "127.0.0.1:8476", "hosts": 2, "host": 0, "timeout_s": -1}, "hosts-timeout is -1"),
+    ],
+)
+def test_flags_that_cannot_work_are_refused_at_once(given, says, monkeypatch):
+    for name in (hosts.COORDINATOR, hosts.COUNT, hosts.INDEX):
+        monkeypatch.delenv(name, raising=False)
+    with pytest.raises(UserError, match=says.replace("(", r"\(")):
+        hosts.connect(**given)
+
+
+def test_a_port_that_is_taken_is_named():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(UserError, match=f"port {port} of 127.0.0.1 cannot be used: Address already in use"):
+            hosts.connect(f"127.0.0.1:{port}", 2, 0, timeout_s=1.0)
+
+
+def test_a_single_host_asks_nobody():
+    assert (hosts.count(), hosts.index(), hosts.is_first()) == (1, 0, True)
+    assert hosts.gather("x", {"a": 1}) == hosts.to_first("x", {"a": 1}) == [{"a": 1}]
+    assert hosts.on_first(lambda: 5) == 5 and hosts.from_first(6) == 6
+    hosts.agree({"a": object()})
+    assert not hosts.preempted()
+    hosts.connect(hosts=1)
+    hosts.disconnect()
+    assert not hosts.is_lost_peer(RuntimeError("Gloo"))
+
+
+def test_where_nothing_speaks_of_other_hosts_nobody_is_looked_for(monkeypatch):
+    """Not even on a machine with libtpu, where JAX would ask Google's metadata server."""
+    for name in list(os.environ):
+        if name.startswith(("SLURM", "TPU", "MEGASCALE", "OMPI", "PODRACER")):
+            monkeypatch.delenv(name)
+    began = time.monotonic()
+    hosts.connect()
+    assert hosts.count() == 1 and time.monotonic() - began < 1
+
+
+def test_slurm_tells_where_the_hosts_meet(monkeypatch):
+    """As JAX reads it; an ordinary shell within an allocation is one host."""
+    slurm = {"SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "node[003,005]", "SLURM_PROCID": "1", "SLURM_LOCALID": "0"}
+    for name, value in {**slurm, "SLURM_NTASKS": "2"}.items():
+        monkeypatch.setenv(name, value)
+    assert hosts._place(None, None, None) == Place("node003:61447", 2, 1)
+    assert hosts._place(None, 1, None) is None
+
+
+def test_a_status_is_worth_a_restart_or_not():
+    assert [status for status in range(256) if exits.worth_restarting(status)] == [
+        70,
+        71,
+        73,
+        75,
+        129,
+        *range(131, 256),
+    ]
+
+
+def test_a_program_that_hangs_is_ended_with_the_stacks_of_its_threads():
+    """Pauses do not count, and nothing before the first beat."""
+    code = """
+import time
+from podracer.watchdog import Watchdog
+with Watchdog(0.5) as watchdog:
+    time.sleep(1)
+    watchdog.beat()
+    with watchdog.paused():
+        time.sleep(1)
+    for _ in range(10):
+        time.sleep(0.1)
+        watchdog.beat()
+    print("alive", flush=True)
+    def hangs():
+        time.sleep(30)
+    hangs()
+"""
+    done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (exits.STALLED, "alive\n"), done.stderr
+    assert "in hangs" in done.stderr
+    assert done.stderr.strip().splitlines()[-1].startswith("podracer: no call has finished for 0.5 s (--stall-timeout)")
+
+
+def test_the_last_place_of_a_launchers_environment_is_taken(monkeypatch):
+    monkeypatch.setenv(hosts.COORDINATOR, "10.0.0.2:8476")
+    monkeypatch.setenv(hosts.COUNT, "4")
+    monkeypatch.setenv(hosts.INDEX, "3")
+    assert hosts._place(None, None, None) == Place("10.0.0.2:8476", 4, 3)
+    monkeypatch.setenv(hosts.COUNT, "many")
+    with pytest.raises(UserError, match="hosts is 'many'; expected a number"):
+        hosts._place(None, None, None)
