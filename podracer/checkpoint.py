@@ -39,7 +39,12 @@ class Checkpoints:
     def __init__(self, directory: Any, keep: int = 2, run: str | None = None, alone: bool = False):
         from etils import epath
 
-        path = epath.Path(directory)
+        try:
+            path = epath.Path(directory)
+        except KeyError as error:
+            raise UserError(
+                f"checkpoint_dir {directory} begins with {error.args[0]}; expected a directory or a bucket, gs://..."
+            ) from None
         self.directory = path.absolute() if manifest.is_local(path) else path
         self._shelf, self._alone = shelf.Shelf(self.directory, keep, run), alone
         self._writer: Any = None
@@ -99,6 +104,10 @@ class Checkpoints:
             writer, self._writer = self._writer, None
             if writer is not None:
                 writer.close()
+
+    def check_free(self) -> None:
+        """Refuse a directory that another run uses, or that cannot be reached, as a UserError."""
+        self._shelf.check_free()
 
     def names(self) -> list[str]:
         """The folders of checkpoints, whole or not, oldest first."""
@@ -216,7 +225,7 @@ class Checkpoints:
         name, error = "0", None
         try:
             name = ask() if self._speaks else name
-        except (OSError, UserError) as refusal:
+        except Exception as refusal:  # of a file system, of a bucket's library, or a UserError
             error = refusal
         if not self._alone:
             refused, *parts = hosts.from_first(np.asarray([error is not None, *shelf.parse(name)]))

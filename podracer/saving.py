@@ -42,15 +42,13 @@ def open_checkpoints(
       place: where they are, if not where the settings of the run say.
       alone: see `Checkpoints`.
     """
-    from etils import epath
-
     content: dict[str, Any]
     try:
         content = config.read(directory)
     except UserError:  # on a host that does not see the run directory
         content = {"settings": {}}
     place = place or content["settings"].get("checkpoint_dir")
-    return Checkpoints(epath.Path(place or directory) / kind, keep, content.get("id"), alone)
+    return Checkpoints(f"{place or directory}/{kind}", keep, content.get("id"), alone)
 
 
 def open_best(run: ScoredRun) -> Checkpoints:
@@ -99,10 +97,11 @@ class Saver:
         self._number = self._at = self._next = -1  # calls or updates: the last asked about, last saved, next question
 
     def __enter__(self) -> Saver:
-        if self._run.directory is not None:
-            self._take_claim(self._run.directory)
-            settings = self._run.settings
-            self._checkpoints = open_checkpoints(self._run.directory, keep=settings.keep, place=settings.checkpoint_dir)
+        run = self._run
+        if run.directory is not None:
+            checkpoints = open_checkpoints(run.directory, keep=run.settings.keep, place=run.settings.checkpoint_dir)
+            self._take_claim(run.directory, checkpoints)
+            self._checkpoints = checkpoints
         return self
 
     def __exit__(self, kind, *_) -> None:
@@ -155,16 +154,19 @@ class Saver:
         except Exception as error:
             self._failed(error)
 
-    def _take_claim(self, directory: pathlib.Path) -> None:
-        """Claim the run directory, for all hosts."""
-        refusal = None
-        if hosts.is_first():
-            try:
-                self._claim = Claim(directory)
-            except UserError as error:
-                refusal = error
-        if hosts.from_first(np.asarray(refusal is not None)):
-            raise refusal or UserError(f"the first host cannot write to run directory {directory}; it says why.")
+    def _take_claim(self, directory: pathlib.Path, checkpoints: Checkpoints) -> None:
+        """Claim the run directory, for all hosts; a new run finds no other one's checkpoints in its place."""
+
+        def take() -> None:
+            self._claim = Claim(directory)
+            if not self._run.steps:
+                try:
+                    checkpoints.check_free()
+                except UserError:
+                    self._claim.release()
+                    raise
+
+        hosts.on_first(take)
 
     def _plan(self, number: int) -> tuple[bool, int]:
         """Whether a checkpoint is due, and after how many calls to ask again."""

@@ -21,6 +21,10 @@ SPARE_BYTES = 2**20  # beside the arrays: directories, manifest
 _NAME = re.compile(r"(\d+)(?:-(\d+))?")
 
 
+class Foreign(manifest.Damaged):
+    """A checkpoint of another run."""
+
+
 class Shelf:
     """The checkpoints in one folder, by name: `STEPS`, or `STEPS-N` where one was written again.
 
@@ -59,7 +63,27 @@ class Shelf:
         if content["steps"] != parse(name)[0]:
             raise manifest.Damaged(f"its manifest says that it is of {content['steps']} steps")
         if content["run"] and self.run and content["run"] != self.run:
-            raise manifest.Damaged("it belongs to another run")
+            raise Foreign("it belongs to another run")
+
+    def check_free(self) -> None:
+        """Refuse a folder where another run keeps its checkpoints, or that cannot be reached.
+
+        Raises:
+          UserError: it is so.
+        """
+        try:
+            foreign = [name for name in self.names() if isinstance(self.verify(name), Foreign)]
+        except Exception as error:  # whatever a bucket's library says
+            reason = " ".join(str(error).split())[:200] or type(error).__name__
+            raise UserError(
+                f"checkpoint_dir {self.directory} cannot be reached: {reason.rstrip('.')}. Check its name and your "
+                "rights, and that the library for such paths is installed."
+            ) from error
+        if foreign:
+            raise UserError(
+                f"{self.directory} holds checkpoints of another run ({', '.join(foreign[:3])}). "
+                "Give each run a --checkpoint-dir of its own."
+            )
 
     def newest_whole(self, passed_over: list[tuple[str, Exception]]) -> str:
         """The newest that is whole and not among those passed over; adds to them what is wrong with newer ones.
@@ -129,7 +153,7 @@ class Shelf:
         """A checkpoint is complete: delete all but the newest.
 
         Damaged ones do not count, or they would push out the good ones. What claims to be newer is of a time before the
-        run went back to an earlier checkpoint, and goes, too.
+        run went back to an earlier checkpoint, and goes, too. Another run's are not ours to delete.
         """
         self._verified[name] = content
         names = self.names()
@@ -137,7 +161,7 @@ class Shelf:
         newest = {parse(each)[0]: each for each in good}  # the last written, where there are several of the same steps
         stay = {newest[steps] for steps in sorted(newest)[-self.keep :]}
         for each in names:
-            if each not in stay:
+            if each not in stay and not isinstance(self.verify(each), Foreign):
                 manifest.remove(self.directory / each)
 
 

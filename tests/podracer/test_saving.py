@@ -227,6 +227,18 @@ def test_checkpoints_may_be_elsewhere(tmp_path):
     assert again.steps == 240 and again.best_steps is not None and run.steps == 160
 
 
+def test_a_place_for_checkpoints_belongs_to_one_run(tmp_path):
+    """Or the second would delete those of the first; and one that cannot be reached is refused at once."""
+    train(tmp_path / "one", checkpoint_dir=str(tmp_path / "place"), total_steps=80, evaluations=0)
+    for place, says in (
+        (tmp_path / "place", "holds checkpoints of another run"),
+        ("nowhere://x", "begins with nowhere://"),
+    ):
+        with pytest.raises(UserError, match=says):
+            train(tmp_path / f"two-{says[:5]}", checkpoint_dir=str(place), total_steps=80, evaluations=0)
+    assert saving.open_checkpoints(tmp_path / "one").steps() == [80]
+
+
 def test_a_run_whose_best_params_are_damaged_goes_on(tmp_path, capsys):
     """They are chosen anew."""
     train(tmp_path / "run", total_steps=160)
