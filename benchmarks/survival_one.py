@@ -219,7 +219,8 @@ def full_disks(times: int, seed: int, folder: pathlib.Path) -> list[Result]:
     for scenario in list(SCENARIOS)[:times]:
         (folder / "disk").mkdir(exist_ok=True)
         line = ["unshare", "-rm", sys.executable, __file__, scenario, str(folder)]
-        done = subprocess.run(line, capture_output=True, text=True, timeout=600)
+        environment = {**os.environ, "PYTHONPATH": str(pathlib.Path(__file__).resolve().parents[1])}
+        done = subprocess.run(line, capture_output=True, text=True, timeout=600, env=environment)
         good = done.returncode == 0 and done.stdout.splitlines()[-1:] == ["good"]
         failures = [] if good else [done.stdout[-1000:] + done.stderr[-1000:]]
         results.append(Result("e", SCENARIOS[scenario], int(good), 1, failures=failures))
