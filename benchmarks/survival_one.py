@@ -23,7 +23,7 @@ from podracer import config, manifest, saving, shelf
 from podracer.checkpoint import Checkpoints
 
 CORES = (1, 2, 4, 8)
-CALLS = 400
+CALLS = 100
 
 
 # a: kill -9
@@ -42,7 +42,7 @@ def kills(times: int, seed: int, folder: pathlib.Path) -> list[Result]:
 def _kills(cores: int, count: int, rng: random.Random, folder: pathlib.Path) -> Result:
     """`count` kills of runs on so many cores; each that comes to its end is compared."""
     reference, directory = folder / f"reference-{cores}", folder / f"run-{cores}"
-    output, settings = folder / f"output-{cores}", {"checkpoint_every_s": 0.1}
+    output, settings = folder / f"output-{cores}", {"checkpoint_every_s": 0.3}
     began = time.monotonic()
     for _ in range(2):  # the second one finds its programs compiled, as the others do
         shutil.rmtree(reference, ignore_errors=True)
@@ -52,7 +52,7 @@ def _kills(cores: int, count: int, rng: random.Random, folder: pathlib.Path) -> 
     whole_s = time.monotonic() - started
     result = Result("a", f"kill -9, {cores} core{'s' if cores > 1 else ''}", 0, 0)
     writing = finished = equal = lost = 0
-    while result.tried < count or directory.exists():
+    while result.tried < count or directory.exists() or not finished:
         child = forks.start(lambda: forks.train_or_resume(directory, cores, CALLS, **settings), output=output)
         ended = None
         if result.tried < count:
