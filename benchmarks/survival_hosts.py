@@ -190,8 +190,8 @@ def missing_hosts(times: int, seed: int, folder: pathlib.Path) -> list[Result]:
         mine, other = number % 2, 1 - number % 2
         environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": "2"}
         environment |= {"PODRACER_COORDINATOR": address, "PODRACER_HOSTS": "2", "PODRACER_HOST": str(mine)}
-        environment |= {"PODRACER_WAIT_S": "10"}
         line = [sys.executable, "-m", "launch.cli", *TRAIN.split(), "--run", str(folder / f"run{number}")]
+        line += ["--hosts-timeout", "10"]
         began = time.monotonic()
         done = subprocess.run(line, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=600)
         took, said = time.monotonic() - began, done.stdout + done.stderr
