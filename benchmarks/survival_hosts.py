@@ -258,7 +258,7 @@ def faults(times: int, seed: int, folder: pathlib.Path) -> list[Result]:
         fault, host = cases[number % len(cases)]
         command = f"""train sebulba --env {folder}/faulty.py:Faulty --env.fault {fault} --env.host {host} --agent impala
             --network mlp --network.hidden 8 --actor-cores 1 --threads-per-core 1 --unroll-length 5 --no-probe
-            --evaluations 0 --total-steps 10000000 --stall-timeout 5 --run {folder}/run{number}"""
+            --evaluations 0 --total-steps 10000000 --stall-timeout 20 --run {folder}/run{number}"""
         job = Job(command.split(), folder)
         try:
             status = job.wait(180)
@@ -266,7 +266,8 @@ def faults(times: int, seed: int, folder: pathlib.Path) -> list[Result]:
         finally:
             job.finish()
         result.tried += 1
-        good = status not in (0, 2, None) and FAULTS[fault] in said and not left
+        # What a user's own file raises is the user's to mend, and ends with status 2.
+        good = status not in (0, None) and FAULTS[fault] in said and not left
         result.good += good
         if not good:
             result.failures.append(f"{fault} on host {host}: status {status}, left {left}: {said[-1500:]}")
