@@ -179,6 +179,17 @@ def test_an_error_of_the_run_is_not_hidden_by_one_of_saving(tmp_path, monkeypatc
     assert "No space left" in capsys.readouterr().err
 
 
+def test_echoes_of_a_failed_write_are_left_out_and_other_errors_are_not(tmp_path, monkeypatch):
+    """TensorStore reports to a loop that is gone, by way of the excepthook, which on several hosts ends them all."""
+    seen = []
+    monkeypatch.setattr(sys, "excepthook", lambda *arguments: seen.append(arguments[1]))
+    before, other = sys.excepthook, ValueError("mine")
+    with saver(tmp_path / "run"):
+        for error in (RuntimeError("Event loop is closed"), other):
+            sys.excepthook(type(error), error, None)
+    assert seen == [other] and sys.excepthook is before
+
+
 # A whole run
 
 
