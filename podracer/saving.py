@@ -109,7 +109,8 @@ class Saver:
 
     def __exit__(self, kind, *_) -> None:
         try:
-            if self._checkpoints is not None:
+            # One of several hosts that has failed leaves at once: the others may not come to complete the write.
+            if self._checkpoints is not None and (kind is None or hosts.count() == 1):
                 self._settle(self._checkpoints.close)
                 if kind is None and self._failure is not None:
                     raise NotSaved(
