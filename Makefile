@@ -63,6 +63,6 @@ $(core): pyproject.toml $(pinned) | check-python
 
 $(dev): pyproject.toml $(pinned) | check-python
 	$(make_venv)
-	@echo "installing podracer, its test tools and the environment libraries into $(VENV) ..."
-	@$(pip) -e '.[dev,envs]'
+	@echo "installing podracer, its test tools the environment libraries and the TPU compiler into $(VENV) ..."
+	@$(pip) -e '.[dev,envs,tpu]'
 	@touch $(core) $@

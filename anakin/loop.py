@@ -109,6 +109,7 @@ class Anakin:
       num_cores: N; None takes all there are. With `members`, at most the largest divisor of their number.
       members: many runs in one program, spread over the cores; each is trained by one core alone.
       prng: JAX's generator for everything random in the run, e.g. "threefry2x32" or "rbg".
+      over: the mesh to take, instead of `num_cores` of the devices there are.
 
     Raises:
       UserError: sizes that cannot work.
@@ -124,6 +125,7 @@ class Anakin:
         num_cores: int | None = None,
         members: Members | None = None,
         prng: str = "threefry2x32",
+        over: Any = None,
     ):
         sizes = {"batch_per_core": batch_per_core, "unroll_length": unroll_length, "updates_per_call": updates_per_call}
         for name, value in sizes.items():
@@ -131,11 +133,11 @@ class Anakin:
         self.agent, self.members, self.prng = agent, members, prng
         self.batch = env if isinstance(env, Batch) else Batch(jittable(env))
         self.batch_per_core, self.unroll_length, self.updates_per_call = batch_per_core, unroll_length, updates_per_call
-        self.mesh = cores.make(num_cores)
+        self.mesh = cores.make(num_cores) if over is None else over
         if members is not None:
             members.check(agent)
             fitting = max(n for n in range(1, cores.size(self.mesh) + 1) if len(members) % n == 0)
-            self.mesh = cores.make(fitting)
+            self.mesh = cores.over(list(self.mesh.devices.flat)[:fitting])
         self.num_cores = cores.size(self.mesh)
         self.axis_name = cores.CORE if members is None else None
         self.steps_per_update = batch_per_core * unroll_length * (self.num_cores if members is None else 1)
@@ -171,15 +173,19 @@ class Anakin:
 
     def check(self) -> None:
         """Trace the whole call without compiling or running it: mistakes in an agent or environment show here."""
+        self.trace()
+
+    def trace(self) -> Any:
+        """The whole call as JAX sees it, which needs no device."""
         if self._traced is None:
             inputs = self._seed_and_floats(0)
             self._traced = self._jitted.trace(jax.eval_shape(self._init, *inputs), *inputs[1:])
+        return self._traced
 
     def compile(self) -> Any:
         """The compiled call, ahead of time; its `memory_analysis()` tells what it needs."""
         if self._compiled is None:
-            self.check()
-            self._compiled = self._traced.lower().compile()
+            self._compiled = self.trace().lower().compile()
         return self._compiled
 
     def _seed_and_floats(self, seed: int) -> tuple[Any, ...]:

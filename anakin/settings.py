@@ -6,8 +6,6 @@ import dataclasses
 import itertools
 from typing import Any, Literal
 
-import jax
-
 from anakin.loop import Anakin, Members
 from podracer import hosts, mesh
 from podracer.envs.batch import Batch
@@ -43,8 +41,8 @@ class Settings(RunSettings):
         check_number("seed", self.seed, minimum=0, maximum=2**32 - self.seeds)
 
 
-def build_loop(agent: Agent, env: Any, settings: Settings, cores: int | None) -> Anakin:
-    """The loop for these settings; nothing is compiled yet."""
+def build_loop(agent: Agent, env: Any, settings: Settings, cores: int | None, over: Any = None) -> Anakin:
+    """The loop for these settings, on `cores` cores or on the mesh `over`; nothing is compiled yet."""
     batch = env if isinstance(env, Batch) else Batch(jittable(env), starts=settings.starts)
     members = _members(agent, settings)
     if members is not None and hosts.count() > 1:
@@ -52,14 +50,16 @@ def build_loop(agent: Agent, env: Any, settings: Settings, cores: int | None) ->
             f"{len(members)} runs in one program (seeds, sweep) train on one host; there are {hosts.count()}. "
             "Start them on each host by itself, or one run on all."
         )
-    num_cores = mesh.size(mesh.make(cores))
+    over = mesh.make(cores) if over is None else over
+    num_cores = mesh.size(over)
     updates = settings.updates_per_call
     if updates is None:
         per_update = settings.batch_per_core * settings.unroll_length * (num_cores if members is None else 1)
         # Short enough for Ctrl-C and the progress bar, long enough that Python does not matter.
-        most = 2**18 if jax.default_backend() == "cpu" else 2**22
+        most = 2**18 if mesh.platform() == "cpu" else 2**22
         updates = max(1, min(settings.total_steps // 100, most) // per_update)
-    return Anakin(agent, batch, settings.batch_per_core, settings.unroll_length, updates, cores, members, settings.prng)
+    sizes = (settings.batch_per_core, settings.unroll_length, updates)
+    return Anakin(agent, batch, *sizes, members=members, prng=settings.prng, over=over)
 
 
 def _members(agent: Agent, settings: Settings) -> Members | None:

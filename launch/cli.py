@@ -27,13 +27,14 @@ Reinforcement learning at the speed of the accelerator.
   plot RUN...    learning curves of several runs or seeds in one picture
   launch KIND    start a command on several hosts: local
   bench sebulba  measure throughput against batch size, as a picture and CSV
+  compile        compile a training program for a TPU slice that is not here, and say what it needs
   envs           list the environments
   agents         list the agents
   demo           train on Catch and CartPole, with pictures
 
 `podracer COMMAND --help` lists the options of each. A run directory (RUN) is what `train` writes."""
 
-COMMANDS = ("train", "eval", "resume", "render", "play", "plot", "launch", "bench", "envs", "agents", "demo")
+COMMANDS = ("train", "eval", "resume", "render", "play", "plot", "launch", "bench", "compile", "envs", "agents", "demo")
 
 
 def main(arguments: Sequence[str] | None = None) -> None:

@@ -11,7 +11,19 @@ from launch.training import resume, train
 from podracer import config, envs
 from podracer.errors import UserError
 
-__all__ = ["bench", "demo", "evaluate", "list_agents", "list_envs", "play", "plot", "render", "resume", "train"]
+__all__ = [
+    "bench",
+    "compile",
+    "demo",
+    "evaluate",
+    "list_agents",
+    "list_envs",
+    "play",
+    "plot",
+    "render",
+    "resume",
+    "train",
+]
 
 
 def list_envs(arguments: list[str]) -> None:
@@ -36,6 +48,13 @@ def bench(arguments: list[str]) -> None:
     from launch import bench as figures
 
     figures.main(arguments)
+
+
+def compile(arguments: list[str]) -> None:
+    """`podracer compile --topology TOPOLOGY -- train ...`."""
+    from launch import compile as ahead
+
+    ahead.main(arguments)
 
 
 def demo(arguments: list[str]) -> None:

@@ -41,10 +41,10 @@ class Options:
     pin: bool = False
     """Give each host one physical CPU core to itself, for measurements."""
 
-    def __post_init__(self):
-        check_number("--hosts", self.hosts, minimum=1, whole=True)
-        check_number("--cores-per-host", self.cores_per_host, minimum=1, whole=True)
-        check_number("--max-restarts", self.max_restarts, minimum=0, whole=True)
+    def check(self) -> None:
+        """Refuse numbers that cannot be."""
+        for name, minimum in {"hosts": 1, "cores_per_host": 1, "max_restarts": 0}.items():
+            check_number(f"--{name.replace('_', '-')}", getattr(self, name), minimum=minimum)
 
 
 def main(arguments: list[str]) -> None:
@@ -52,6 +52,7 @@ def main(arguments: list[str]) -> None:
     own, command = split(arguments, "local")
     text = "Start a command on several hosts that are processes of this machine."
     options = parse(Options, own, "podracer launch local", text)
+    options.check()
     command = with_directory(command)
     cpus = _physical_cpus()
     if options.pin and options.hosts > len(cpus):
@@ -163,7 +164,10 @@ def _cause(hosts: list[Host]) -> Host | None:
     """The host whose failure made the others fail."""
     failed = [host for host in hosts if host.status]
     causes = [host for host in failed if host.status not in CONSEQUENCES] or failed
-    return min(causes, key=lambda host: (host.ended or float("inf"), host.index), default=None)
+    first = min(causes, key=lambda host: (host.ended or float("inf"), host.index), default=None)
+    # What all of them say, as of a bad setting, has been shown already.
+    shown = [host for host in causes if host.index == 0 and first is not None and host.status == first.status]
+    return shown[0] if shown else first
 
 
 def _show(host: Host) -> None:

@@ -21,20 +21,65 @@ ARCHITECTURES = {
 
 def train(arguments: list[str]) -> None:
     """`podracer train ARCHITECTURE --env ENV --agent AGENT [OPTIONS]`."""
+    asked = read(arguments)
+    if asked is None:
+        return
+    directory, options = asked.directory, asked.options
+    if not options.or_resume:
+        runs.check_new(directory)
+    elif options.run is None:
+        raise UserError("--or-resume needs the directory that it may find; expected --run DIRECTORY beside it.")
+    cores = Machines(**{field.name: getattr(options, field.name) for field in dataclasses.fields(Machines)}).start()
+    env, agent = asked.make()
+    trainer = importlib.import_module(asked.architecture)
+    given = {"cores": cores, "run_dir": directory, "recipe": asked.recipe, "notes": asked.notes}
+    given |= {"or_resume": options.or_resume}
+    try:
+        _report(with_blame(asked.references, lambda: trainer.train(agent, env, asked.settings, **given)))
+    except runs.Finished as finished:
+        if not options.or_resume:
+            raise
+        print(finished)
+
+
+@dataclasses.dataclass(frozen=True)
+class Training:
+    """What the arguments of `train` ask for."""
+
+    architecture: str
+    options: Any
+    settings: Any
+    env_name: str
+    agent_name: str
+    make: Any
+    """() -> (environment, agent), traced once; JAX must have been started."""
+    references: list[Any]
+    """Names of environment, agent and network, which may be files of the user's."""
+    recipe: config.Recipe
+    notes: list[str]
+
+    @property
+    def directory(self) -> pathlib.Path:
+        given = self.options.run
+        return pathlib.Path(given) if given else default_directory(self.env_name, self.agent_name)
+
+
+def read(arguments: list[str], command: str = "podracer train") -> Training | None:
+    """The arguments behind `train`; None where they only ask for help, which is printed."""
     if not arguments or arguments[0] in ("-h", "--help"):
-        print(f"usage: podracer train {{{','.join(ARCHITECTURES)}}} --env ENV --agent AGENT [OPTIONS]\n")
+        print(f"usage: {command} {{{','.join(ARCHITECTURES)}}} --env ENV --agent AGENT [OPTIONS]\n")
         for name, text in ARCHITECTURES.items():
             print(f"  {name:<9} {text}")
-        print("\n`podracer train ARCHITECTURE --env ENV --agent AGENT --help` lists the options of that agent.")
-        return
+        print(f"\n`{command} ARCHITECTURE --env ENV --agent AGENT --help` lists the options of that agent.")
+        return None
     name = arguments[0]
     if name not in ARCHITECTURES:
         expected = " or ".join(ARCHITECTURES)
         raise UserError(f"unknown architecture '{name}'.{closest(name, ARCHITECTURES)} Expected {expected}.")
-    _train(name, arguments[1:])
+    return _read(name, arguments[1:], command)
 
 
-def _train(architecture: str, arguments: list[str]) -> None:
+def _read(architecture: str, arguments: list[str], command: str) -> Training:
     trainer = importlib.import_module(architecture)
     preset_name, arguments = take(arguments, "preset", "auto")
     named = presets.PRESETS.get(preset_name or "")
@@ -75,21 +120,12 @@ def _train(architecture: str, arguments: list[str]) -> None:
     }
     kind = flags(names, settings, agent_config, network)
     description = _train_description(architecture, env_name, agent_name, preset)
-    options = parse(kind, arguments, f"podracer train {architecture}", description)
+    options = parse(kind, arguments, f"{command} {architecture}", description)
     settings_type = {field.name for field in dataclasses.fields(settings)}
     settings = trainer.Settings(**{name: getattr(options, name) for name in settings_type})
-    directory = pathlib.Path(options.run) if options.run else default_directory(env_name, agent_name)
-    if not options.or_resume:
-        runs.check_new(directory)
-    elif options.run is None:
-        raise UserError("--or-resume needs the directory that it may find; expected --run DIRECTORY beside it.")
-    cores = Machines(**{field.name: getattr(options, field.name) for field in dataclasses.fields(Machines)}).start()
-
     agent_config, network = getattr(options, "agent", None), getattr(options, "network", network)
     references = [env_name, agent_name, network_name]
-    env, agent = with_blame(
-        references, lambda: build(references, architecture, env_options, maker, agent_config, network)
-    )
+    make = lambda: build(references, architecture, env_options, maker, agent_config, network)
     recipe = config.Recipe(
         env=_absolute(env_name),
         env_options=env_options,
@@ -99,13 +135,8 @@ def _train(architecture: str, arguments: list[str]) -> None:
         network_config=dataclasses.asdict(network) if config.is_record(network) else None,
     )
     notes = [] if preset is None else [f"preset {_preset_name(preset)} (--preset none leaves it out)"]
-    given = {"cores": cores, "run_dir": directory, "recipe": recipe, "notes": notes, "or_resume": options.or_resume}
-    try:
-        _report(with_blame(references, lambda: trainer.train(agent, env, settings, **given)))
-    except runs.Finished as finished:
-        if not options.or_resume:
-            raise
-        print(finished)
+    make_it = lambda: with_blame(references, make)
+    return Training(architecture, options, settings, env_name, agent_name, make_it, references, recipe, notes)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -9,8 +9,9 @@ mean, and the tests compare 1 core with n cores under plain SGD, which hides nei
 from __future__ import annotations
 
 import contextlib
+import contextvars
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -26,6 +27,27 @@ CORE = "core"
 SHARDED: Any = PartitionSpec(CORE)
 REPLICATED: Any = PartitionSpec()
 SHARDED_SECOND: Any = PartitionSpec(None, CORE)  # along the second axis: trajectories [T, B, ...]
+
+
+_made_for: contextvars.ContextVar[str | None] = contextvars.ContextVar("made_for", default=None)
+
+
+def platform() -> str:
+    """The platform that programs are made for: the one JAX runs on, except inside `made_for`."""
+    return _made_for.get() or jax.default_backend()
+
+
+@contextlib.contextmanager
+def made_for(name: str) -> Iterator[None]:
+    """Programs traced inside take the forms that suit this platform, "cpu", "gpu" or "tpu", though JAX runs on another.
+
+    JAX keeps what it has traced: clear its caches where the same functions were traced for another platform before.
+    """
+    token = _made_for.set(name)
+    try:
+        yield
+    finally:
+        _made_for.reset(token)
 
 
 def physical_cores() -> int:
@@ -190,7 +212,7 @@ def over_cores(function: Callable, mesh: Mesh, in_specs: Any, out_specs: Any) ->
 
 def compiled_quickly(function: Callable, **options: Any) -> Callable:
     """`jax.jit(function, **options)` for a program that runs once: quick to compile, not to run."""
-    quick = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
+    quick = {"xla_backend_optimization_level": 0} if platform() == "cpu" else None
     return jax.jit(function, compiler_options=quick, **options)
 
 
@@ -225,7 +247,7 @@ def _as_one(reduce: Callable, tree: Any, axis_name: str) -> Any:
     There, the cores meet once per array and not once per collective, and a small network has a dozen arrays.
     """
     leaves, structure = jax.tree.flatten(tree)
-    if jax.default_backend() != "cpu" or len(leaves) < 2:
+    if platform() != "cpu" or len(leaves) < 2:
         return reduce(tree, axis_name)
     leaves = [jnp.asarray(leaf) for leaf in leaves]
     reduced = {}

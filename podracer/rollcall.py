@@ -2,7 +2,8 @@
 
 JAX's own way to find together ends the process after its deadline, without saying whom it waited for, and it lets hosts
 with other versions in. Here every host sends one line (its number, how many there should be, its versions) to the
-coordinator's address, and gets one back: go on, or why not. Then the port is JAX's.
+coordinator's address, and gets one back: go on, or why not. Then the port is JAX's. The connections stay: the kernel
+closes that of a process that dies, however it does, and whoever is at its other end knows at once.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 from podracer.errors import UserError
+from podracer.places import Place, split
 
 LONGEST_LINE = 100_000  # bytes; whatever else comes to the port is turned away
 RETRY_S = 0.2
 SAY_EVERY_S = 10.0
 
 
-class Place(NamedTuple):
-    """Where the hosts meet, and which of them this is."""
+class Roll(NamedTuple):
+    """All hosts are here."""
 
-    address: str  # HOST:PORT of the first host
-    count: int
-    index: int
+    bind: str  # what the first host may bind, for JAX
+    lines: dict[int, socket.socket]  # host -> an open connection: of the first host to all, of the others to the first
 
 
-def call(place: Place, facts: dict[str, Any], timeout_s: float, say: Callable[[str], None]) -> str:
-    """Wait until all hosts are here and agree on `facts`; the address that the first host may bind, for JAX.
+def call(place: Place, facts: dict[str, Any], timeout_s: float, say: Callable[[str], None]) -> Roll:
+    """Wait until all hosts are here and agree on `facts`.
 
     Args:
       place: where the hosts meet.
@@ -44,27 +45,18 @@ def call(place: Place, facts: dict[str, Any], timeout_s: float, say: Callable[[s
       UserError: hosts are missing or twice there (which ones), or they disagree (on what); the same on all hosts.
     """
     line = {"host": place.index, "hosts": place.count, "facts": facts}
+    bind = place.address
     if place.index > 0:
-        answer = _report(place, line, timeout_s)
+        problem, lines = _report(place, line, timeout_s)
     else:
         with _listening(place) as server:
-            bound = server.getsockname()[0]
-            answer = _collect(server, place, line, timeout_s, say)
-    if answer["problem"]:
-        raise UserError(answer["problem"])
-    return f"{_bracketed(bound)}:{split(place.address)[1]}" if place.index == 0 else place.address
-
-
-def split(address: str) -> tuple[str, int]:
-    """`HOST:PORT` as its parts; an IPv6 address stands in brackets.
-
-    Raises:
-      UserError: it is not of this form.
-    """
-    name, _, port = address.rpartition(":")
-    if not name or not port.isdigit() or not 0 < int(port) < 65536:
-        raise UserError(f"coordinator is '{address}'; expected HOST:PORT, for example 10.0.0.2:8476.")
-    return name.strip("[]"), int(port)
+            bind = f"{_bracketed(server.getsockname()[0])}:{split(place.address)[1]}"
+            problem, lines = _collect(server, place, line, timeout_s, say)
+    if problem:
+        for connection in lines.values():
+            connection.close()
+        raise UserError(problem)
+    return Roll(bind, lines)
 
 
 def differences(facts: list[dict[str, Any]], names: Sequence[str] | None = None) -> list[str]:
@@ -75,14 +67,15 @@ def differences(facts: list[dict[str, Any]], names: Sequence[str] | None = None)
       names: whose they are; None: the hosts'.
     """
     flat, found = [dict(_leaves(each)) for each in facts], []
-    whose = _hosts if names is None else lambda places: ", ".join(names[place] for place in places)
     for name in sorted({name for each in flat for name in each}):
         hosts_of: dict[str, list[int]] = {}
         for host, each in enumerate(flat):
             hosts_of.setdefault(json.dumps(each[name]) if name in each else "absent", []).append(host)
         if len(hosts_of) > 1:
-            between = " on " if names is None else " "
-            parts = (f"{value}{between}{whose(hosts)}" for value, hosts in hosts_of.items())
+            parts = [
+                f"{value} on {_hosts(places)}" if names is None else f"{value} {', '.join(names[p] for p in places)}"
+                for value, places in hosts_of.items()
+            ]
             found.append(f"{name} is {' and '.join(parts)}")
     return found
 
@@ -96,8 +89,8 @@ def disagreement(facts: list[dict[str, Any]]) -> str:
 
 def _collect(
     server: socket.socket, place: Place, own: dict[str, Any], timeout_s: float, say: Callable[[str], None]
-) -> dict[str, Any]:
-    """The first host: take one line of every other, and answer all."""
+) -> tuple[str, dict[int, socket.socket]]:
+    """The first host: take one line of every other, and answer all; what is wrong, and the connections."""
     deadline, said = time.monotonic() + timeout_s, time.monotonic()
     there: dict[int, tuple[socket.socket, dict[str, Any]]] = {}
     problem, callers = "", _Callers(server)
@@ -111,17 +104,14 @@ def _collect(
                 say(f"waiting for {_hosts(missing)} ({place.count - len(missing)} of {place.count} are here)")
             for connection, line in callers.lines():
                 problem = problem or _unfit(line, there, place)
-                there[line["host"]] = connection, line
+                # One that does not fit gets its answer, too.
+                there[-len(there) if problem else line["host"]] = connection, line
         problem = problem or disagreement([own["facts"], *(there[host][1]["facts"] for host in sorted(there))])
-        answer = {"problem": problem}
         for connection, _ in there.values():
             with contextlib.suppress(OSError):
                 connection.settimeout(5.0)
-                connection.sendall(json.dumps(answer).encode() + b"\n")
-        for connection, _ in there.values():
-            with contextlib.suppress(OSError):
-                connection.recv(1)  # closed there first, so that the port is free here at once
-    return answer
+                connection.sendall(json.dumps({"problem": problem}).encode() + b"\n")
+    return problem, {host: connection for host, (connection, _) in there.items()}
 
 
 class _Callers:
@@ -130,7 +120,6 @@ class _Callers:
     def __init__(self, server: socket.socket):
         self._server = server
         self._said: dict[socket.socket, bytes] = {}
-        self._heard: list[socket.socket] = []
 
     def lines(self) -> Iterator[tuple[socket.socket, dict[str, Any]]]:
         """Connections that have sent the line of a host since the last call, which waits a little."""
@@ -143,7 +132,8 @@ class _Callers:
                 yield ready, line
 
     def close(self) -> None:
-        for connection in (*self._said, *self._heard):
+        """Turn away all who have not sent their line."""
+        for connection in self._said:
             connection.close()
 
     def _read(self, connection: socket.socket) -> dict[str, Any] | None:
@@ -161,8 +151,6 @@ class _Callers:
         line = _parsed(data)
         if line is None:
             connection.close()
-        else:
-            self._heard.append(connection)
         return line
 
 
@@ -187,19 +175,23 @@ def _unfit(line: dict[str, Any], there: dict[int, Any], place: Place) -> str:
     return ""
 
 
-def _report(place: Place, line: dict[str, Any], timeout_s: float) -> dict[str, Any]:
+def _report(place: Place, line: dict[str, Any], timeout_s: float) -> tuple[str, dict[int, socket.socket]]:
     """Another host: send the line, and wait for the answer."""
     deadline = time.monotonic() + timeout_s
     while True:
         try:
-            with socket.create_connection(split(place.address), timeout=5.0) as connection:
+            connection = socket.create_connection(split(place.address), timeout=5.0)
+            try:
                 connection.sendall(json.dumps(line).encode() + b"\n")
                 # The first host keeps the deadline, and may have begun to wait after this one did.
                 connection.settimeout(timeout_s + 5.0)
-                return json.loads(_line(connection))
-        except (OSError, ValueError):
+                return json.loads(_line(connection))["problem"], {0: connection}
+            except BaseException:
+                connection.close()
+                raise
+        except (OSError, ValueError, KeyError, TypeError):
             if time.monotonic() > deadline:
-                return {"problem": _missing([0], place, timeout_s)}
+                return _missing([0], place, timeout_s), {}
             time.sleep(RETRY_S)
 
 

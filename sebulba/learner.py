@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from typing import Any
 
 import jax
@@ -35,12 +36,19 @@ class Learner:
         specs = (STATE, [TRAJECTORY] * num_trajectories, mesh.REPLICATED, mesh.REPLICATED)
         call = mesh.over_cores(self._call, cores, specs, (STATE, mesh.REPLICATED))
         self._update = jax.jit(call, donate_argnums=0)
-        learner_key, _, run_key = jax.random.split(key, 3)
-        self._key_data = mesh.replicate(cores, jax.random.key_data(run_key))
-        self._key_kind = jax.random.key_impl(run_key)
-        self.state: LearnerState = self._init(learner_key)
+        self._learner_key, _, self._run_key = jax.random.split(key, 3)
         self.updates = 0
         self._compiled: Any = None
+
+    # Made when they are first used: a program for devices that are not here can be compiled all the same.
+    @functools.cached_property
+    def state(self) -> LearnerState:
+        """The state after the last update."""
+        return self._init(self._learner_key)
+
+    @functools.cached_property
+    def _key_data(self) -> jax.Array:
+        return mesh.replicate(self.mesh, jax.random.key_data(self._run_key))
 
     def update(self, batches: list[list[Trajectory]]) -> dict[str, jax.Array]:
         """One update. `batches`: per trajectory, its part on each learner core; returns metrics [splits]."""
@@ -53,6 +61,26 @@ class Learner:
         """Compile the update for batches like these; its `memory_analysis()` tells what it needs."""
         self._compiled = self._update.lower(self.state, *self._inputs(batches)).compile()
         return self._compiled
+
+    def trace(self, trajectory: Trajectory) -> Any:
+        """The update as JAX sees it, traced without any device.
+
+        Args:
+          trajectory: shapes of one trajectory of the batch, over all cores of the mesh: [T, B, ...].
+        """
+
+        def placed(leaves, specs):
+            fill = lambda spec, part: jax.tree.map(lambda leaf: self._placed(leaf, spec), part)
+            return type(leaves)(*(fill(spec, part) for spec, part in zip(specs, leaves, strict=True)))
+
+        state = placed(jax.eval_shape(self._init, self._learner_key), STATE)
+        batches = [placed(trajectory, TRAJECTORY)] * self._num_trajectories
+        key = self._placed(jax.eval_shape(jax.random.key_data, self._run_key), mesh.REPLICATED)
+        number = self._placed(jax.ShapeDtypeStruct((), jnp.uint32), mesh.REPLICATED)
+        return self._update.trace(state, batches, key, number)
+
+    def _placed(self, leaf: Any, spec: Any) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=mesh.shardings(self.mesh, spec))
 
     def _inputs(self, batches: list[list[Trajectory]]) -> tuple[Any, ...]:
         number = mesh.replicate(self.mesh, np.uint32(self.updates))
@@ -76,7 +104,7 @@ class Learner:
         state = state._replace(memory=jax.tree.map(lambda leaf: leaf[0], state.memory))
         batch = _join(trajectories)
         check_divides("the batch per learner core", batch.timestep.first.shape[1], "learner_splits", self._splits)
-        key = jax.random.fold_in(jax.random.wrap_key_data(key_data, impl=self._key_kind), number)
+        key = jax.random.fold_in(jax.random.wrap_key_data(key_data, impl=jax.random.key_impl(self._run_key)), number)
         key = jax.random.split(jax.random.fold_in(key, mesh.index(mesh.CORE)))[1]
 
         def step(state, inputs):

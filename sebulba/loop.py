@@ -151,19 +151,13 @@ class Sebulba:
     def check(self) -> None:
         """Trace agent and learner without compiling: mistakes in an agent or its environment show here."""
         size = self._learner_batch // self.learner_splits
-        key = jax.random.key(0)
 
-        def update(observation):
-            state = self.agent.initial_learner_state(key)
-            actor_state = self.agent.initial_actor_state(size)
-            timestep = _start(observation, size)
-            output, _ = self.agent.actor_step(state.params, actor_state, timestep, key)
-            repeat = lambda tree, times: jax.tree.map(lambda leaf: jnp.stack([leaf] * times), tree)
-            times = self.unroll_length
-            trajectory = Trajectory(repeat(timestep, times + 1), repeat(output, times), actor_state)
-            return self.agent.learner_step(state, trajectory, key, None)
+        def update():
+            state = self.agent.initial_learner_state(jax.random.key(0))
+            trajectory = example(self.agent, self.env, size, self.unroll_length)
+            return self.agent.learner_step(state, trajectory, jax.random.key(0), None)
 
-        jax.eval_shape(update, _zeros(self.env.spec.observation, size))
+        jax.eval_shape(update)
 
     def compile(self) -> Any:
         """Compile all programs, by acting on zeros once on every actor core; returns the compiled update."""
@@ -291,6 +285,16 @@ class Sebulba:
 
     def _publish(self) -> None:
         self._store.publish(self.learner.updates, self.learner.state.params)
+
+
+def example(agent: Agent, env: HostEnvironment, size: int, unroll_length: int) -> Trajectory:
+    """A trajectory of `size` environments as `agent` makes it of observations of zeros: for shapes, inside a trace."""
+    key = jax.random.key(0)
+    params, actor_state = agent.initial_learner_state(key).params, agent.initial_actor_state(size)
+    timestep = _start(_zeros(env.spec.observation, size), size)
+    output, _ = agent.actor_step(params, actor_state, timestep, key)
+    repeat = lambda tree, times: jax.tree.map(lambda leaf: jnp.stack([jnp.asarray(leaf)] * times), tree)
+    return Trajectory(repeat(timestep, unroll_length + 1), repeat(output, unroll_length), actor_state)
 
 
 def _zeros(spec: Any, batch_size: int) -> Any:

@@ -55,8 +55,9 @@ class Report:
         self._ended, parts = [], hosts.to_first("report", own)
         for of_hosts in zip(*(part["ended"] for part in parts)):
             count, returns, lengths, smallest, largest, cut = zip(*of_hosts)
-            sums: tuple[Any, ...] = (sum(count), sum(returns), sum(lengths), min(smallest), max(largest), sum(cut))
-            self.window.add(EpisodeSums(*([value] for value in sums)))
+            sums = [sum(count), sum(returns), sum(lengths), min(smallest), max(largest), sum(cut)]
+            arrays: list[Any] = [np.asarray([value]) for value in sums]
+            self.window.add(EpisodeSums(*arrays))
         if last is not None:
             self._lags = collections.Counter(lag for part in parts for lag in part["lags"])
             self._acted, self._dropped = (sum(part[name] for part in parts) for name in ("acted", "dropped"))

@@ -14,13 +14,15 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from podracer import mesh
+
 Padding = Literal["SAME", "VALID"]
 PATCH_BYTES = 2_000_000  # of one part of a batch; a fair share of a core's cache
 
 
 def convolve(images: jax.Array, kernel: jax.Array, stride: int, padding: Padding) -> jax.Array:
     """2-D convolution of `images` [N, H, W, C] with `kernel` [k, k, C, F] -> [N, H', W', F]."""
-    if jax.default_backend() == "cpu":
+    if mesh.platform() == "cpu":
         return _with_patches(images, kernel, stride, padding)
     return _plain(images, kernel, stride, padding)
 

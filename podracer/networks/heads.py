@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from podracer import mesh
 from podracer.networks.functional import only_parameters
 from podracer.networks.mlp import linear
 from podracer.networks.policies import mask_logits, policy
@@ -49,7 +50,7 @@ def head(layer: nnx.Linear, inputs: jax.Array) -> jax.Array:
     On a CPU the gradient of a matrix product with few columns spends its time on packing the operands. Up to 6 outputs
     are computed as one matrix-vector product each.
     """
-    if jax.default_backend() != "cpu" or layer.out_features > 6:
+    if mesh.platform() != "cpu" or layer.out_features > 6:
         return layer(inputs)
     assert layer.bias is not None
     columns = [inputs @ layer.kernel[..., i] + layer.bias[i] for i in range(layer.out_features)]

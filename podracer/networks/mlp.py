@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from podracer import mesh
 from podracer.errors import UserError
 from podracer.networks.initializers import orthogonal
 
@@ -42,7 +43,7 @@ def pictures(observation_spec: Any) -> list[Any]:
 
 def linear(inputs: int, outputs: int, scale: float, rngs: nnx.Rngs) -> nnx.Linear:
     """A dense layer with orthogonal weights (Saxe et al. 2014) times `scale`, and zero biases."""
-    product = _product if jax.default_backend() == "cpu" else jax.lax.dot_general
+    product = _product if mesh.platform() == "cpu" else jax.lax.dot_general
     return nnx.Linear(inputs, outputs, kernel_init=orthogonal(scale), dot_general=product, rngs=rngs)
 
 

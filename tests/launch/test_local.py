@@ -131,7 +131,7 @@ def test_an_exception_on_one_host_ends_all_within_seconds():
 def test_a_killed_host_ends_the_others_and_the_launcher_goes_on(tmp_path):
     """kill -9 of the second; the rows in the end are those of an undisturbed run; no process is left."""
     directory, started = tmp_path / "run", time.monotonic()
-    sizes = ["--total-steps", 160 * 600, "--evaluations", 6]
+    sizes = ["--total-steps", 160 * 300, "--evaluations", 3]
     process = launch("--max-restarts", 1, "--", *ANAKIN, *sizes, "--run", directory)
     with running(process):
         wait_for_rows(directory, 130, process)  # after a checkpoint, before the next
@@ -145,7 +145,7 @@ def test_a_killed_host_ends_the_others_and_the_launcher_goes_on(tmp_path):
     assert "another host of this run is gone" in err
     assert "host 1 was ended by SIGKILL" in err and "restart 1 of 1 (the status was 137)" in err
     steps = [row["steps"] for row in rows(directory) if "updates" in row]
-    assert steps == list(range(160, 160 * 600 + 1, 160))
+    assert steps == list(range(160, 160 * 300 + 1, 160))
     assert not any(os.path.exists(f"/proc/{pid}") for pid in before)
 
 
@@ -187,3 +187,34 @@ def test_a_single_host_that_is_told_to_end_while_it_compiles_can_be_started_agai
     with running(process):
         status, _, err = end(process)
     assert status == 2 and "recipe.agent_config.discount is 0.99 there and 0.5 now" in err
+
+
+def test_ctrl_c_reaches_all_hosts_and_a_killed_launcher_takes_them_along(tmp_path):
+    """130, after a checkpoint; after kill -9 of the launcher nothing is left either."""
+    process = launch("--max-restarts", 5, "--", *ANAKIN, *FOR_EVER, "--run", tmp_path / "run")
+    with running(process):
+        wait_for_rows(tmp_path / "run", 3, process)
+        process.send_signal(signal.SIGINT)
+        status, _, err = end(process, 60)
+    assert status == 130 and "Traceback" not in err and "restart" not in err, err
+    assert f"go on with: podracer resume {tmp_path}/run" in err
+    assert Checkpoints(tmp_path / "run" / "checkpoints").steps()
+    process = launch("--", "resume", tmp_path / "run")
+    with running(process):
+        wait_for_rows(tmp_path / "run", len(rows(tmp_path / "run")) + 1, process)
+        pids = children(process.pid)
+        process.kill()
+        deadline = time.monotonic() + 10
+        while any(map(alive, pids)):
+            assert time.monotonic() < deadline
+            time.sleep(0.1)
+    assert len(pids) == 2
+
+
+def alive(pid: int) -> bool:
+    """Whether the process is there, and not just waits for its parent to ask how it ended."""
+    try:
+        with open(f"/proc/{pid}/stat") as file:
+            return file.read().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False

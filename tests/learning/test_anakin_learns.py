@@ -80,6 +80,7 @@ def test_ppo_cartpole_reaches_the_published_curve():
 
 
 @pytest.mark.loose_rank  # gymnax broadcasts arrays of different rank
+@pytest.mark.long
 def test_ppo_breakout_learns_at_the_reference_pace():
     """PureJaxRL's configuration, the first tenth of its 1e7 steps, mean of 4 seeds.
 

@@ -46,6 +46,7 @@ def test_catch_is_solved_on_sebulba():
     assert curve.at(280_000) >= 0.8
 
 
+@pytest.mark.long
 def test_pendulum_is_swung_up_with_sampled_actions():
     """Half-way through the preset's run: standing still is about -1,300 and the end about -200, noise included."""
     pytest.importorskip("gymnax")

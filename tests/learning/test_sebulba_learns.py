@@ -49,6 +49,7 @@ def test_cartpole_without_lag_is_inside_the_spread_of_anakin():
         assert found > 80
 
 
+@pytest.mark.long
 def test_pong_from_pixels_leaves_the_floor():
     """The first minutes of the preset: random play loses by 20.3 on average and at best by 17 or so."""
     preset = presets.PRESETS["pong-cpu"]

@@ -12,9 +12,9 @@ import time
 
 import pytest
 
-from podracer import exits, hosts, rollcall
+from podracer import exits, hosts, places, rollcall
 from podracer.errors import UserError
-from podracer.rollcall import Place
+from podracer.places import Place
 from tests.launch.hosts import environment, free_port
 
 FACTS = {"version of jax": "1.0", "settings": {"seed": 0}}
@@ -27,7 +27,9 @@ def call(count, hosts_there, facts=None, timeout_s=10.0, said=None):
 
     def one(host):
         try:
-            return rollcall.call(Place(address, count, host), (facts or {}).get(host, FACTS), timeout_s, say)
+            roll = rollcall.call(Place(address, count, host), (facts or {}).get(host, FACTS), timeout_s, say)
+            assert set(roll.lines) == (set(range(1, count)) if host == 0 else {0})
+            return roll
         except UserError as error:
             return str(error)
 
@@ -38,8 +40,14 @@ def call(count, hosts_there, facts=None, timeout_s=10.0, said=None):
 def test_all_are_there():
     """In any order; the first host gets what JAX's service may be bound to: the loopback interface alone."""
     answers, address = call(3, [2, 1, 0])
-    assert answers == {0: address, 1: address, 2: address}
-    rollcall.call(Place(address, 1, 0), FACTS, 1.0, print)  # the port is free again at once
+    assert [answer.bind for answer in answers.values()] == [address] * 3
+    rollcall.call(Place(address, 1, 0), FACTS, 1.0, print)  # the port is free at once
+    for connection in answers[2].lines.values():
+        connection.close()
+    assert answers[0].lines[2].recv(1) == b""  # and who is gone is known at once
+    for answer in answers.values():
+        for connection in answer.lines.values():
+            connection.close()
 
 
 def test_who_is_missing_is_named_to_all_that_came(monkeypatch):
@@ -73,12 +81,12 @@ def test_a_host_that_is_twice_there_or_of_another_run_is_refused():
         except UserError as error:
             refused.append(str(error))
 
-    for places, says in (
+    for those, says in (
         ([(3, 0), (3, 1), (3, 1)], "host 1 was started twice; expected hosts 0 to 2"),
         ([(3, 0), (2, 1)], "host 1 was started as one of 2 hosts, host 0 as one of 3"),
     ):
         refused.clear()
-        threads = [threading.Thread(target=one, args=(Place(address, *place),)) for place in places]
+        threads = [threading.Thread(target=one, args=(Place(address, *place),)) for place in those]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -107,17 +115,20 @@ def test_a_stranger_at_the_port_disturbs_nothing():
                 stranger.recv(1)
             except OSError:
                 pass
-    rollcall.call(Place(address, 2, 1), FACTS, 20.0, print)
+    answers.append(rollcall.call(Place(address, 2, 1), FACTS, 20.0, print))
     first.join(10)
     silent.close()
-    assert answers == [address]
+    assert [answer.bind for answer in answers] == [address] * 2
+    for answer in answers:
+        for connection in answer.lines.values():
+            connection.close()
 
 
 def connected(address):
     deadline = time.monotonic() + 5
     while True:
         try:
-            return socket.create_connection(rollcall.split(address), timeout=10)
+            return socket.create_connection(places.split(address), timeout=10)
         except OSError:
             assert time.monotonic() < deadline
 
@@ -125,7 +136,7 @@ def connected(address):
 @pytest.mark.parametrize("address", ["", "10.0.0.2", "10.0.0.2:", ":80", "host:0", "host:65536", "host:port"])
 def test_an_address_that_is_none_is_refused(address):
     with pytest.raises(UserError, match="expected HOST:PORT"):
-        rollcall.split(address)
+        places.split(address)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +150,7 @@ def test_an_address_that_is_none_is_refused(address):
     ],
 )
 def test_flags_that_cannot_work_are_refused_at_once(given, says, monkeypatch):
-    for name in (hosts.COORDINATOR, hosts.COUNT, hosts.INDEX):
+    for name in (places.COORDINATOR, places.COUNT, places.INDEX):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(UserError, match=says.replace("(", r"\(")):
         hosts.connect(**given)
@@ -178,8 +189,8 @@ def test_slurm_tells_where_the_hosts_meet(monkeypatch):
     slurm = {"SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "node[003,005]", "SLURM_PROCID": "1", "SLURM_LOCALID": "0"}
     for name, value in {**slurm, "SLURM_NTASKS": "2"}.items():
         monkeypatch.setenv(name, value)
-    assert hosts._place(None, None, None) == Place("node003:61447", 2, 1)
-    assert hosts._place(None, 1, None) is None
+    assert places.find(None, None, None) == Place("node003:61447", 2, 1)
+    assert places.find(None, 1, None) is None
 
 
 def test_a_status_is_worth_a_restart_or_not():
@@ -218,10 +229,10 @@ with Watchdog(0.5) as watchdog:
 
 
 def test_the_last_place_of_a_launchers_environment_is_taken(monkeypatch):
-    monkeypatch.setenv(hosts.COORDINATOR, "10.0.0.2:8476")
-    monkeypatch.setenv(hosts.COUNT, "4")
-    monkeypatch.setenv(hosts.INDEX, "3")
-    assert hosts._place(None, None, None) == Place("10.0.0.2:8476", 4, 3)
-    monkeypatch.setenv(hosts.COUNT, "many")
+    monkeypatch.setenv(places.COORDINATOR, "10.0.0.2:8476")
+    monkeypatch.setenv(places.COUNT, "4")
+    monkeypatch.setenv(places.INDEX, "3")
+    assert places.find(None, None, None) == Place("10.0.0.2:8476", 4, 3)
+    monkeypatch.setenv(places.COUNT, "many")
     with pytest.raises(UserError, match="hosts is 'many'; expected a number"):
-        hosts._place(None, None, None)
+        places.find(None, None, None)

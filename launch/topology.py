@@ -1,0 +1,75 @@
+"""TPU slices that are not here, as the TPU compiler describes them."""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+from typing import Any, NamedTuple
+
+from podracer.errors import UserError, closest
+
+# GiB of memory per chip.
+MEMORY = {"v2": 16, "v3": 32, "v4": 32, "v5e": 16, "v5p": 95, "v6e": 32, "tpu7x": 192}
+EXAMPLES = "v3:32x32 (2,048 cores), v5e:16x16 (256), v6e:2x4 (8)"
+
+
+class Topology(NamedTuple):
+    """A TPU slice that need not be here."""
+
+    name: str
+    hosts: list[list[Any]]  # devices of each host
+    memory_bytes: int  # per core
+
+    @property
+    def devices(self) -> list[Any]:
+        return [device for host in self.hosts for device in host]
+
+
+def topology_shape(name: str) -> list[int]:
+    """The shape in chips.
+
+    Raises:
+      UserError: it is not a generation and a shape.
+    """
+    generation, _, shape = name.partition(":")
+    if generation not in MEMORY:
+        near = closest(generation, MEMORY)
+        raise UserError(f"--topology is '{name}'.{near} Expected one of {', '.join(MEMORY)} and a shape: {EXAMPLES}.")
+    if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){1,2}", shape):
+        raise UserError(f"--topology is '{name}'; expected chips along each axis behind {generation}: {EXAMPLES}.")
+    return [int(length) for length in shape.split("x")]
+
+
+def describe(name: str, shape: list[int], slices: int = 1) -> Topology:
+    """The devices of a topology.
+
+    Raises:
+      UserError: libtpu is not installed, or knows no such slice.
+    """
+    from jax.experimental import topologies
+
+    # It would look for the machine it runs on, and say at length that it finds none.
+    machine = {"SKIP_MDS_QUERY": "1", "WORKER_HOSTNAMES": "localhost", "ACCELERATOR_TYPE": "v5litepod-4"}
+    os.environ.update({f"TPU_{key}": value for key, value in machine.items() if f"TPU_{key}" not in os.environ})
+    try:
+        import libtpu  # noqa: F401  # pyright: ignore[reportMissingImports]
+    except ImportError:
+        raise UserError(
+            "compile needs the TPU compiler, which is not installed. pip install 'podracer[tpu]'."
+        ) from None
+    more = {"num_slices": slices} if slices > 1 else {}
+    try:
+        devices = topologies.get_topology_desc(platform="tpu", topology_name=name, **more).devices
+    except Exception as error:  # it raises whatever its C++ says
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"--topology {name} x {slices} is unknown to the TPU compiler: {reason}. There is {EXAMPLES}."
+        ) from None
+    hosts: dict[tuple[int, int], list[Any]] = {}
+    for device in devices:
+        hosts.setdefault((getattr(device, "slice_index", 0) or 0, device.process_index), []).append(device)
+    chips = math.prod(shape) * slices
+    memory = MEMORY[name.partition(":")[0]] * 2**30 * chips // len(devices)
+    title = f"{name}{f' x {slices} slices' if slices > 1 else ''}"
+    return Topology(title, [hosts[key] for key in sorted(hosts)], memory)
