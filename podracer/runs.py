@@ -172,9 +172,9 @@ def _resumable(directory: pathlib.Path, content: dict[str, Any]) -> bool:
     if not (directory / "config.json").is_file() or not open_checkpoints(directory, alone=True).steps():
         return False
     there = config.read(directory)
-    mine, theirs = (
-        {name: each.get(name) for name in ("architecture", "recipe", "settings")} for each in (content, there)
-    )
+    compared = ("architecture", "recipe", "settings")
+    mine: dict[str, Any] = {name: content.get(name) for name in compared}
+    theirs: dict[str, Any] = {name: there.get(name) for name in compared}
     mine["settings"] = mine["settings"] | {"total_steps": theirs["settings"].get("total_steps")}
     found = differences([json.loads(json.dumps(each, default=str)) for each in (theirs, mine)], ("there", "now"))
     if found:
