@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import math
 import pathlib
@@ -16,7 +15,6 @@ import numpy as np
 from anakin.loop import Anakin, AnakinState, CallMetrics
 from anakin.settings import Settings, build_loop
 from podracer import config, hosts, mesh, profile, prometheus, scoring
-from podracer.checkpoint import Checkpoints
 from podracer.envs.batch import Batch
 from podracer.errors import UserError, check_divides
 from podracer.evaluate import Evaluation, Evaluator, Measure, shared
@@ -34,9 +32,10 @@ from podracer.runs import (
     open_sinks,
     resumable,
 )
+from podracer.saving import Saver, open_checkpoints
 from podracer.scoring import Clock, ScoredRun
 from podracer.settings import change
-from podracer.sinks import Sink, drop_rows_after
+from podracer.sinks import Sink
 from podracer.types import Agent
 from podracer.watchdog import Watchdog
 
@@ -150,33 +149,45 @@ def resume(
     settings = change(settings, {} if total_steps is None else {"total_steps": total_steps})
     check_sinks(directory, settings.tensorboard, settings.wandb)
     prometheus.check_port(settings.metrics_port)
-    checkpoints = Checkpoints(directory / "checkpoints", settings.keep)
-    meta = checkpoints.meta()
-    agree(settings, cores, checkpoint=meta["steps"])
-    if meta["steps"] >= settings.total_steps and not meta["evaluation_due"]:
-        raise Finished(
-            f"{directory} is finished: it has {meta['steps']:,} of {settings.total_steps:,} steps. "
-            "Give a larger --total-steps to go on."
-        )
-    if settings.seeds == 1 and not settings.sweep:
-        environments = meta["batch_per_core"] * meta["num_cores"]  # of all hosts
-        target = mesh.size(mesh.make(cores))
-        check_divides("the number of environments", environments, "cores", target)
-        settings = change(settings, {"batch_per_core": environments // target})
-    loop = build_loop(agent, env, change(settings, {"updates_per_call": meta["updates_per_call"]}), cores)
-    like = loop.init(settings.seed)
+    checkpoints = open_checkpoints(directory)
+    agree(settings, cores)
+
+    def make(meta: dict[str, Any]) -> tuple[tuple[Settings, Anakin, AnakinState], dict[str, Any]]:
+        """What goes on from such a checkpoint, and what is read of it."""
+        found = _settings_for(settings, meta, directory, cores)
+        loop = build_loop(agent, env, change(found, {"updates_per_call": meta["updates_per_call"]}), cores)
+        like = loop.init(found.seed)
+        return (found, loop, like), {"params": like.learner.params, "state": _without_params(like)}
+
+    meta, (settings, loop, like) = checkpoints.choose(make)
     params = checkpoints.params(like.learner.params)
     state = checkpoints.state(_without_params(like))
     state = state._replace(learner=state.learner._replace(params=params))
-    checkpoints.close()
     run = Run(agent, env, loop, settings, directory, state=state, steps=meta["steps"], train_s=meta["train_s"])
     scoring.restore_best(run, like.learner.params)
     windows = [ReturnWindow() for _ in meta["windows"]]
     for window, saved in zip(windows, meta["windows"], strict=True):
         window.restore(saved)
-    # A run that was killed has rows from after its last checkpoint: they will be written again.
-    hosts.on_first(lambda: drop_rows_after(directory / "metrics.jsonl", run.steps))
     return _run(run, windows, sinks, evaluation_due=meta["evaluation_due"])
+
+
+def _settings_for(settings: Settings, meta: dict[str, Any], directory: pathlib.Path, cores: int | None) -> Settings:
+    """`settings` with the environments of a checkpoint spread over these cores.
+
+    Raises:
+      UserError: the run is finished, or they do not divide.
+    """
+    if meta["steps"] >= settings.total_steps and not meta["evaluation_due"]:
+        raise Finished(
+            f"{directory} is finished: it has {meta['steps']:,} of {settings.total_steps:,} steps. "
+            "Give a larger --total-steps to go on."
+        )
+    if settings.seeds > 1 or settings.sweep:
+        return settings
+    environments = meta["batch_per_core"] * meta["num_cores"]  # of all hosts
+    target = mesh.size(mesh.make(cores))
+    check_divides("the number of environments", environments, "cores", target)
+    return change(settings, {"batch_per_core": environments // target})
 
 
 def _run(
@@ -190,7 +201,6 @@ def _run(
     loop, settings = run.loop, run.settings
     calls = math.ceil(settings.total_steps / loop.steps_per_call)
     total_steps = calls * loop.steps_per_call
-    checkpoints = Checkpoints(run.directory / "checkpoints", settings.keep) if run.directory else None
     evaluator = None
     if settings.evaluations:
         greedy = run.agent.greedy_step is not None
@@ -198,10 +208,10 @@ def _run(
         evaluator = shared(Evaluator, run.agent, run.env, settings.eval_episodes, greedy=greedy, many=many)
     stops = settings.stops(calls)
     with (
+        Saver(run) as saver,
         open_sinks(run, sinks, total_steps, _num_members(loop)) as (sinks, note),
         Interruption() as interruption,
         Watchdog(settings.stall_timeout) as watchdog,
-        contextlib.closing(checkpoints) if checkpoints else contextlib.nullcontext(),
         profile.tracing(settings.profile, run.directory) as trace,
     ):
         _introduce(run, total_steps, note, notes)
@@ -213,8 +223,8 @@ def _run(
             with clock.paused():
                 _evaluate(run, evaluator, sinks)
             evaluation_due = False
-        if interruption.reached() and checkpoints is not None:
-            _save(run, windows, checkpoints, evaluation_due)
+        if interruption.reached():
+            _save(run, windows, saver, evaluation_due)
         watchdog.beat()
         for call in range(run.steps // loop.steps_per_call + 1, calls + 1):
             if interruption.signal is not None:
@@ -230,15 +240,14 @@ def _run(
                 _write(run, windows, sinks, clock, *pending)
             pending = (run.steps, metrics, ended)
             stopped = interruption.reached()  # asked once: a signal may come at any moment
-            if call in stops or stopped:
+            if saver.due(call) or call in stops or stopped:
                 _write(run, windows, sinks, clock, *pending)
                 pending = None
                 with clock.paused(), watchdog.paused():
                     # Who sends a signal may not wait for long: what was due is made up for by `resume`.
-                    if evaluator is not None and not stopped:
+                    if evaluator is not None and call in stops and not stopped:
                         _evaluate(run, evaluator, sinks)
-                    if checkpoints is not None:
-                        _save(run, windows, checkpoints, stopped and evaluator is not None and call in stops)
+                    _save(run, windows, saver, stopped and evaluator is not None and call in stops)
                 interruption.reached()
             trace.after(last, metrics)
             watchdog.beat()
@@ -308,7 +317,7 @@ def _evaluate(run: Run, evaluator: Measure, sinks: Sequence[Sink]) -> None:
 
 
 @profile.phases("checkpoint")
-def _save(run: Run, windows: list[ReturnWindow], checkpoints: Checkpoints, evaluation_due: bool) -> None:
+def _save(run: Run, windows: list[ReturnWindow], saver: Saver, evaluation_due: bool) -> None:
     meta = {
         "evaluation_due": evaluation_due,
         "train_s": run.train_s,
@@ -317,7 +326,7 @@ def _save(run: Run, windows: list[ReturnWindow], checkpoints: Checkpoints, evalu
         "updates_per_call": run.loop.updates_per_call,
         "windows": [window.state() for window in windows],
     }
-    checkpoints.save(run.steps, run.params, _without_params(run.state), meta)
+    saver.save(run.steps, run.params, _without_params(run.state), meta)
 
 
 def _without_params(state: AnakinState) -> AnakinState:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from muzero import arena, players
-from podracer.checkpoint import Checkpoints
 from podracer.errors import UserError, check_number
+from podracer.saving import open_checkpoints
 
 
 def searching(agent: Any, simulations: int | None) -> Any:
@@ -59,7 +59,7 @@ def against(directory: pathlib.Path, options: Any, load: Any) -> None:
 
 def _earlier(directory: pathlib.Path, options: Any, game: Any, agent: Any, params: Any) -> None:
     """All checkpoints of a run, and a random player, against one another."""
-    found = Checkpoints(directory / "checkpoints")
+    found = open_checkpoints(directory)
     entrants = [players.trained(f"step {steps:,}", agent, found.params(params, steps)) for steps in found.steps()]
     found.close()
     if not entrants:

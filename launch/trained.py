@@ -197,7 +197,7 @@ def load(
     """
     import jax
 
-    from podracer.checkpoint import Checkpoints
+    from podracer.saving import open_checkpoints
 
     recipe = config.read_recipe(directory)
     settings = config.read(directory)["settings"]
@@ -206,8 +206,8 @@ def load(
     agent, env = with_blame([recipe.env, recipe.agent, recipe.network], lambda: config.build(recipe))
     like = jax.eval_shape(agent.initial_learner_state, jax.random.key(0)).params
     many = settings.get("seeds", 1) > 1 or bool(settings.get("sweep"))
-    best = Checkpoints(directory / "best", 1)
-    found = best if which == "best" and best.steps() else Checkpoints(directory / "checkpoints")
+    best = open_checkpoints(directory, "best", 1)
+    found = best if which == "best" and best.names() else open_checkpoints(directory)
     meta, members = found.meta(), None
     steps = meta.get("chosen_at", meta["steps"])
     if many:

@@ -1,131 +1,159 @@
-"""Checkpoints: everything a run is, atomically, restorable on another number of cores. Orbax does the files.
+"""Checkpoints: everything a run is, written beside the training, verified when read. Orbax does the files.
 
 A run directory holds `checkpoints/STEPS/` (the newest few, complete states) and `best/STEPS/` (the params that
-evaluated best). Params are an item of their own, so that evaluation needs nothing else of the run.
+evaluated best). Params are an item of their own, so that evaluation needs nothing else of the run. A manifest completes
+a checkpoint (`podracer.manifest`), which then gets its final name.
 """
 
 from __future__ import annotations
 
 import contextlib
 import logging
-import pathlib
-import shutil
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
-import jax.numpy as jnp
+import numpy as np
 
-from podracer import hosts
+from podracer import hosts, leaves, manifest, shelf
 from podracer.errors import UserError
 
-FORMAT = 1
+ITEMS = ("params", "state")
+WRITE_TIMEOUT_S = 600  # until the slowest host has written its part
+
+T = TypeVar("T")
 
 
 class Checkpoints:
     """The checkpoints in one directory.
 
+    All hosts of a run call the same methods in the same order, and see the same directory.
+
     Args:
-      directory: created on the first save.
+      directory: created on the first save; a path, or a bucket that Orbax knows (`gs://...`).
       keep: how many of the newest stay.
-      alone: this host reads and writes by itself; else all hosts must do the same together.
+      run: identifies the run, so that another one's checkpoints are not taken for its own; None: any.
+      alone: this host writes and reads by itself, without the others.
     """
 
-    def __init__(self, directory: pathlib.Path, keep: int = 2, alone: bool = False):
-        self.directory, self.keep, self._alone = pathlib.Path(directory).absolute(), keep, alone
-        self._manager, self._creates = None, False
+    def __init__(self, directory: Any, keep: int = 2, run: str | None = None, alone: bool = False):
+        from etils import epath
+
+        try:
+            path = epath.Path(directory)
+        except KeyError as error:
+            raise UserError(
+                f"checkpoint_dir {directory} begins with {error.args[0]}; expected a directory or a bucket, gs://..."
+            ) from None
+        self.directory = path.absolute() if manifest.is_local(path) else path
+        self._shelf, self._alone = shelf.Shelf(self.directory, keep, run), alone
+        self._writer: Any = None
+        self._writing: tuple[str, dict[str, Any]] | None = None  # name and manifest
+        self._chosen: str | None = None
 
     def save(self, steps: int, params: Any, state: Any, meta: dict[str, Any]) -> None:
-        """Write one checkpoint; it appears under its final name only when it is complete.
+        """Begin to write one checkpoint; it appears under its final name when it is complete.
+
+        When this returns, the arrays may be donated: they were copied to the host. The files are written beside what
+        follows; errors of that are raised by `poll`, `wait`, `close` and the next `save`.
 
         Args:
           steps: decisions so far; names the checkpoint.
           params: what actors receive.
           state: the rest of the run, or () for params alone.
           meta: counters and names, JSON.
+
+        Raises:
+          OSError: nothing can be written there. With several hosts, all of them raise.
         """
         import orbax.checkpoint as ocp
 
-        if self._on_first(lambda: self._prepare(steps)):
-            return self._replace(steps, params, state, meta)
-        items = {name: _to_dict(tree) for name, tree in {"params": params, "state": state}.items()}
-        saved = {name: ocp.args.StandardSave(leaves) for name, leaves in items.items() if leaves}
-        meta = {"format": FORMAT, "steps": steps, **meta}
-        manager = self._open(create=True)
-        for old in manager.all_steps() if hosts.count() == 1 else ():
-            if not self._is_complete(old):
-                manager.delete(old)  # of a run that was killed there
-        manager.save(steps, args=ocp.args.Composite(meta=ocp.args.JsonSave(meta), **saved), force=True)
-        manager.wait_until_finished()
+        self.wait()
+        items = {name: leaves.storable(tree) for name, tree in zip(ITEMS, (params, state)) if jax.tree.leaves(tree)}
+        num_bytes = sum(leaf.nbytes for item in items.values() for leaf in item.values())
+        name = self._first_says(lambda: self._shelf.new_name(steps, num_bytes))
+        self._shelf.take(name)
+        self._chosen = None
+        described = {item: leaves.describe(found) for item, found in items.items()}
+        content = {"format": shelf.FORMAT, "run": self._shelf.run, "steps": steps, "meta": meta, "leaves": described}
+        self._writing = name, content
+        args = ocp.args.Composite(**{item: ocp.args.StandardSave(found) for item, found in items.items()})
+        with self._cleaning():
+            self._open_writer().save(self.directory / name, args=args)
 
-    def _prepare(self, steps: int) -> bool:
-        """Tidy up after a run that was killed while it saved; whether there is a checkpoint of these steps."""
-        self._finish_replacing()
-        shutil.rmtree(self._beside, ignore_errors=True)
-        if hosts.count() > 1:
-            for old in self.directory.glob("[0-9]*"):
-                if not _is_complete(old):
-                    shutil.rmtree(old)
-        return self._is_complete(steps)
+    def poll(self) -> None:
+        """Raise what went wrong in the background, without waiting; the half-written checkpoint is removed then."""
+        if self._writer is not None:
+            with self._cleaning():
+                self._writer.check_for_errors()
 
-    def _on_first(self, function: Callable[[], Any]) -> Any:
-        return function() if self._alone else hosts.on_first(function)
+    def wait(self) -> None:
+        """Wait until what is being written is complete, and delete all but the newest; raises what went wrong."""
+        if self._writer is not None:
+            with self._cleaning():
+                self._writer.wait_until_finished()
+        if self._writing is not None and self._speaks:
+            self._shelf.finish(*self._writing)
+        self._writing = None
 
-    def _replace(self, steps: int, params: Any, state: Any, meta: dict[str, Any]) -> None:
-        """Write the checkpoint beside the one of the same name, and swap them: a kill leaves one of them readable."""
-        beside = Checkpoints(self._beside, alone=self._alone)
-        beside.save(steps, params, state, meta)
-        beside.close()
+    def close(self) -> None:
+        """Wait, and let go of the directory; raises what went wrong."""
+        try:
+            self.wait()
+        finally:
+            writer, self._writer = self._writer, None
+            if writer is not None:
+                writer.close()
 
-        def swap():
-            (self.directory / str(steps)).rename(self._beside / "old")
-            self._finish_replacing()
-            shutil.rmtree(self._beside)
+    def check_free(self) -> None:
+        """Refuse a directory that another run uses, or that cannot be reached, as a UserError."""
+        self._shelf.check_free()
 
-        self._on_first(swap)
-        if self._manager is not None:
-            self._manager.reload()
-
-    @property
-    def _beside(self) -> pathlib.Path:
-        return self.directory / "replacing"
-
-    def _finish_replacing(self) -> None:
-        """Fill the place that `_replace` left empty between its two renames. Readers may do so while it goes on."""
-        for new in self._beside.glob("*"):
-            place = self.directory / new.name
-            if new.name.isdigit() and _is_complete(new) and not place.exists():
-                with contextlib.suppress(FileNotFoundError):  # someone else was quicker
-                    new.rename(place)
-                if self._manager is not None:
-                    self._manager.reload()
+    def names(self) -> list[str]:
+        """The folders of checkpoints, whole or not, oldest first."""
+        return self._shelf.names()
 
     def steps(self) -> list[int]:
-        """The complete checkpoints there are, oldest first."""
-        if not self.directory.is_dir():
-            return []
-        self._finish_replacing()
-        return sorted(steps for steps in self._open().all_steps() if self._is_complete(steps))
+        """The checkpoints that can be read, oldest first."""
+        self.wait()
+        found = self._shelf
+        return sorted({shelf.parse(n)[0] for n in found.names() if not isinstance(found.verify(n), Exception)})
 
-    def _is_complete(self, steps: int) -> bool:
-        return _is_complete(self.directory / str(steps))
+    def choose(self, make: Callable[[dict[str, Any]], tuple[T, dict[str, Any]]]) -> tuple[dict[str, Any], T]:
+        """`(meta, made)` of the newest checkpoint that is whole and fits; `meta`, `params` and `state` then mean it.
+
+        Those passed over are named, with what is wrong, in a line each.
+
+        Args:
+          make: `meta -> (made, {item: tree})`: whatever is made for such a checkpoint, and the trees to be restored.
+
+        Raises:
+          UserError: there is no checkpoint, or none that is whole and fits.
+        """
+        self.wait()
+        passed_over: list[tuple[str, Exception]] = []
+        while True:
+            name = self._first_says(lambda: self._shelf.newest_whole(passed_over))
+            content = self._content(name)
+            made, trees = make(_meta(content))
+            problem = next(filter(None, (self._misfit(name, item, tree) for item, tree in trees.items())), None)
+            if problem is None:
+                break
+            passed_over.append((name, ValueError(problem)))
+        for other, error in passed_over:
+            shelf.warn(f"{self._shelf.cannot(other, error)}; going on with {self.directory / name}")
+        if content["format"] == 1:
+            shelf.warn(f"{self.directory / name} was written without hashes, by an older version: it is not verified")
+        self._chosen = name
+        return _meta(content), made
 
     def meta(self, steps: int | None = None) -> dict[str, Any]:
-        """The `meta` of one checkpoint (None: the newest).
+        """The `meta` of one checkpoint (None: the newest that is whole).
 
         Raises:
           UserError: there is none, or it is not one of ours.
         """
-        import orbax.checkpoint as ocp
-
-        steps = self._which(steps)
-        try:
-            meta = self._open().restore(steps, args=ocp.args.Composite(meta=ocp.args.JsonRestore()))["meta"]
-            if meta["format"] != FORMAT:
-                raise ValueError(f"it has format {meta['format']}, this version reads {FORMAT}")
-        except Exception as error:
-            raise self._unreadable(steps, error) from error
-        return meta
+        return _meta(self._content(self._which(steps)))
 
     def params(self, like: Any, steps: int | None = None) -> Any:
         """The params of one checkpoint; `like` has their structure (arrays or shapes)."""
@@ -135,120 +163,133 @@ class Checkpoints:
         """The rest of the run; the leaves of `like` say on which devices it goes."""
         return self._restore("state", like, steps)
 
-    def close(self) -> None:
-        """Wait for nothing to be half written, and let go of the directory."""
-        if self._manager is not None:
-            self._manager.close()
-            self._manager = None
-
     def _restore(self, item: str, like: Any, steps: int | None) -> Any:
         import orbax.checkpoint as ocp
 
-        steps = self._which(steps)
-        wanted = {name: _abstract(leaf) for name, leaf in _to_dict(like, data_only=False).items()}
+        name = self._which(steps)
+        problem = self._misfit(name, item, like)
+        if problem is not None:
+            raise self._shelf.unreadable(name, ValueError(problem))
+        wanted = leaves.wanted(like)
         try:
-            _check_same(self._open().item_metadata(steps)[item] or {}, wanted)
-            args = ocp.args.Composite(**{item: ocp.args.StandardRestore(wanted)})
-            found = self._open().restore(steps, args=args)[item] if wanted else {}
+            with contextlib.closing(ocp.Checkpointer(self._handler())) as reader:
+                args = ocp.args.Composite(**{item: ocp.args.StandardRestore(wanted)})
+                found = reader.restore(self.directory / name, args=args)[item] if wanted else {}
         except Exception as error:
-            raise self._unreadable(steps, error) from error
-        return _from_dict(found, like)
+            raise self._shelf.unreadable(name, error) from error
+        return leaves.put_back(found, like)
 
-    def _which(self, steps: int | None) -> int:
-        available = self.steps()
-        if not available:
-            raise UserError(
-                f"no complete checkpoint in {self.directory}: the run was stopped before its first. Train anew."
-            )
-        if steps is not None and steps not in available:
-            raise UserError(f"no checkpoint at {steps} steps in {self.directory}; there are {available}.")
-        return available[-1] if steps is None else steps
+    def _which(self, steps: int | None) -> str:
+        """The name of the checkpoint that is meant."""
+        if steps is None:
+            if self._chosen is None:
+                self.choose(lambda meta: (None, {}))
+            assert self._chosen is not None
+            return self._chosen
+        self.wait()
+        names = [name for name in self._shelf.names() if shelf.parse(name)[0] == steps]
+        if not names:
+            self._shelf.newest_whole([])  # says so where there is none at all
+            raise UserError(f"no checkpoint at {steps} steps in {self.directory}; there are {self.steps()}.")
+        return names[-1]
 
-    def _unreadable(self, steps: int, error: Exception) -> UserError:
-        reason = (" ".join(str(error).split())[:200] or type(error).__name__).rstrip(".")
-        return UserError(
-            f"checkpoint {self.directory / str(steps)} cannot be read: {reason}. "
-            "Was it made by this agent, network and environment?"
-        )
+    def _content(self, name: str) -> dict[str, Any]:
+        """The manifest of a checkpoint that is whole."""
+        found = self._shelf.verify(name)
+        if isinstance(found, Exception):
+            raise self._shelf.unreadable(name, found) from found
+        return found
 
-    def _open(self, create: bool = False):
-        if self._manager is None or (create and not self._creates):
-            self.close()
+    def _misfit(self, name: str, item: str, like: Any) -> str | None:
+        """The first leaf of an item that is not as in `like`; Orbax would cast, or speak of its own options."""
+        content = self._content(name)
+        if content["format"] == 1:
             import orbax.checkpoint as ocp
 
-            logging.getLogger("absl").setLevel(logging.ERROR)
-            handlers = {name: ocp.StandardCheckpointHandler() for name in ("params", "state")}
-            handlers |= {"meta": ocp.JsonCheckpointHandler()}
-            alone = self._alone and hosts.count() > 1
-            if alone and create:  # Orbax does not, for a part of the hosts
-                self.directory.mkdir(parents=True, exist_ok=True)
-            options = ocp.CheckpointManagerOptions(
-                max_to_keep=self.keep,
-                create=create and not alone,
-                cleanup_tmp_directories=create,
-                enable_async_checkpointing=False,
-                single_host_load_and_broadcast=False,
-                **({"multiprocessing_options": _this_host_only()} if alone else {}),
+            try:
+                tree: Any = ocp.StandardCheckpointHandler().metadata(self.directory / name / item)
+            except Exception as error:
+                raise self._shelf.unreadable(name, error) from error
+            there = leaves.describe(dict(tree))
+        else:
+            there = content["leaves"].get(item, {})
+        return leaves.difference(there, leaves.describe(leaves.wanted(like)))
+
+    @property
+    def _speaks(self) -> bool:
+        """Whether this host writes the manifest and deletes what is old."""
+        return self._alone or hosts.is_first()
+
+    def _first_says(self, ask: Callable[[], str]) -> str:
+        """The name of a checkpoint that the first host says, or its refusal, on all hosts."""
+        name, error = "0", None
+        try:
+            name = ask() if self._speaks else name
+        except Exception as refusal:  # of a file system, of a bucket's library, or a UserError
+            error = refusal
+        if not self._alone:
+            refused, *parts = hosts.from_first(np.asarray([error is not None, *shelf.parse(name)]))
+            name = shelf.format_name(*map(int, parts))
+            if refused and error is None:
+                error = OSError(f"the first host cannot use {self.directory}; its own message says why")
+        if error is not None:
+            raise error
+        return name
+
+    @contextlib.contextmanager
+    def _cleaning(self):
+        """Give the space back where a write fails."""
+        try:
+            yield
+        except Exception:
+            self._writing = None
+            if self._speaks:
+                self._shelf.clean()
+            raise
+
+    def _seal(self) -> None:
+        """Complete a checkpoint whose files are all there: called by Orbax, in its thread, before the last rename."""
+        assert self._writing is not None
+        name, content = self._writing
+        manifest.write(self._shelf.under_way(name), content)
+
+    def _options(self) -> tuple[Any, Any]:
+        """Orbax's options for several hosts, and for writing in the background."""
+        import orbax.checkpoint as ocp
+
+        if self._alone:
+            together = ocp.options.MultiprocessingOptions(hosts.index(), {hosts.index()})
+        else:
+            together = ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=self.directory.name)
+        # Directories are made before `save` returns, so that it raises what forbids them.
+        beside = ocp.options.AsyncOptions(WRITE_TIMEOUT_S, None, self._seal, create_directories_asynchronously=False)
+        return together, beside
+
+    def _handler(self) -> Any:
+        import orbax.checkpoint as ocp
+
+        logging.getLogger("absl").setLevel(logging.CRITICAL)  # errors are raised; their traceback is not for users
+        together, beside = self._options()
+        options = ocp.CompositeOptions(multiprocessing_options=together, async_options=beside)
+        items: dict[str, Any] = {
+            item: ocp.StandardCheckpointHandler(multiprocessing_options=together) for item in ITEMS
+        }
+        return ocp.CompositeCheckpointHandler(composite_options=options, **items)
+
+    def _open_writer(self) -> Any:
+        if self._writer is None:
+            import orbax.checkpoint as ocp
+
+            together, beside = self._options()
+            self._writer = ocp.AsyncCheckpointer(
+                self._handler(),
+                async_options=beside,
+                multiprocessing_options=together,
+                # What it would add comes after the manifest, and is not needed.
+                checkpoint_metadata_store=ocp.metadata.metadata_store(enable_write=False),
             )
-            self._manager, self._creates = (
-                ocp.CheckpointManager(self.directory, options=options, item_handlers=handlers),
-                create,
-            )
-        return self._manager
+        return self._writer
 
 
-def _this_host_only() -> Any:
-    import orbax.checkpoint as ocp
-
-    mine = hosts.index()
-    return ocp.options.MultiprocessingOptions(
-        primary_host=mine, active_processes={mine}, barrier_sync_key_prefix=f"host{mine}"
-    )
-
-
-def _is_complete(directory: pathlib.Path) -> bool:
-    """Whether all of a checkpoint is there, as far as names tell: a copy or a deletion may have stopped halfway."""
-    return (directory / "_CHECKPOINT_METADATA").is_file() and all(
-        (directory / item).is_dir() for item in ("meta", "params")
-    )
-
-
-def _to_dict(tree: Any, data_only: bool = True) -> dict[str, Any]:
-    """Leaves by the path that leads to them; typed PRNG keys as their data, which any version can store."""
-    leaves = jax.tree_util.tree_leaves_with_path(tree)
-    named = {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
-    return {name: jax.random.key_data(leaf) if data_only and _is_key(leaf) else leaf for name, leaf in named.items()}
-
-
-def _abstract(leaf: Any) -> jax.ShapeDtypeStruct:
-    if _is_key(leaf):
-        data = jax.eval_shape(jax.random.key_data, leaf)
-        sharding = getattr(leaf, "sharding", None)
-        return jax.ShapeDtypeStruct(data.shape, data.dtype, sharding=sharding)
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=getattr(leaf, "sharding", None))
-
-
-def _from_dict(found: dict[str, Any], like: Any) -> Any:
-    def leaf(path, wanted):
-        value = found[jax.tree_util.keystr(path, simple=True, separator=".")]
-        if _is_key(wanted):
-            return jax.random.wrap_key_data(value, impl=jax.random.key_impl(wanted))
-        return value
-
-    return jax.tree_util.tree_map_with_path(leaf, like)
-
-
-def _check_same(there: Any, wanted: dict[str, Any]) -> None:
-    """Refuse other names, shapes and dtypes than `wanted`; Orbax would cast, or speak of its own options."""
-    for name in sorted({*there, *wanted}):
-        if name not in there:
-            raise ValueError(f"it has no {name}.")
-        if name not in wanted:
-            raise ValueError(f"it has {name}, which is not wanted.")
-        found, leaf = (f"{each.dtype}{list(each.shape)}" for each in (there[name], wanted[name]))
-        if found != leaf:
-            raise ValueError(f"{name} is {found}; expected {leaf}.")
-
-
-def _is_key(leaf: Any) -> bool:
-    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+def _meta(content: dict[str, Any]) -> dict[str, Any]:
+    return {**content["meta"], "format": content["format"], "steps": content["steps"]}

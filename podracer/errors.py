@@ -8,6 +8,8 @@ import numbers
 from collections.abc import Iterable
 from typing import Any
 
+from podracer import exits
+
 
 class UserError(ValueError):
     """Something the user gave cannot work.
@@ -15,6 +17,16 @@ class UserError(ValueError):
     The command line prints the message as one line on stderr and exits with status 2; from Python it is an
     ordinary exception. The message says what was got, what was expected and what to do about it.
     """
+
+
+class NotSaved(RuntimeError):
+    """A run ends because its checkpoints cannot be written; what it learned since the last good one is lost.
+
+    The command line prints the message as one line on stderr and exits with `exit_status`: with more room on the disk
+    or other permissions, the run goes on from that checkpoint.
+    """
+
+    exit_status = exits.INTERNAL
 
 
 def closest(name: str, options: Iterable[str]) -> str:

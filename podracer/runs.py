@@ -16,18 +16,19 @@ import subprocess
 import sys
 import threading
 import time
+import uuid
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
 
 from podracer import config, exits, hosts, mesh
-from podracer.checkpoint import Checkpoints
 from podracer.errors import UserError
 from podracer.prometheus import Prometheus
 from podracer.rollcall import differences
+from podracer.saving import open_checkpoints
 from podracer.scoring import ScoredRun
-from podracer.sinks import JsonLines, Sink, TensorBoard, Terminal, WeightsAndBiases, import_wandb
+from podracer.sinks import JsonLines, Sink, TensorBoard, Terminal, WeightsAndBiases, drop_rows_after, import_wandb
 
 PACKAGES = ("podracer", "jax", "jaxlib", "flax", "optax", "rlax", "orbax-checkpoint", "numpy", "gymnax", "envpool")
 
@@ -138,7 +139,7 @@ def _create(directory: pathlib.Path, content: dict[str, Any], again: bool) -> No
         raise UserError(f"run directory {directory} cannot be made: {error.strerror}. Choose another --run.") from None
     if again:
         (directory / "metrics.jsonl").unlink(missing_ok=True)
-    config.write(directory, content)
+    config.write(directory, {"id": uuid.uuid4().hex, **content})
 
 
 def check_new(directory: pathlib.Path | None) -> None:
@@ -173,10 +174,8 @@ OWN = ("total_steps", "profile", "metrics_port")
 
 
 def _resumable(directory: pathlib.Path, content: dict[str, Any]) -> bool:
-    checkpoints = Checkpoints(directory / "checkpoints", alone=True)
-    if not (directory / "config.json").is_file() or not checkpoints.steps():
+    if not (directory / "config.json").is_file() or not open_checkpoints(directory, alone=True).steps():
         return False
-    checkpoints.close()
     there = config.read(directory)
     names = ("architecture", "recipe", "settings")
     parts: list[dict[str, Any]] = [{name: each.get(name) for name in names} for each in (there, content)]
@@ -244,6 +243,8 @@ def _default_sinks(run: ScoredRun) -> Iterator[Sink]:
         yield Prometheus(run.settings.metrics_port, {"agent": run.agent.name, "env": run.env_name})
     if run.directory is None:
         return
+    # A run that was killed has rows from after its last checkpoint: they will be written again.
+    drop_rows_after(run.directory / "metrics.jsonl", run.steps)
     yield JsonLines(run.directory / "metrics.jsonl")
     if run.settings.tensorboard:
         yield TensorBoard(run.directory / "tensorboard", run.steps)

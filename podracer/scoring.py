@@ -12,8 +12,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from podracer import hosts
-from podracer.checkpoint import Checkpoints
+from podracer import saving, shelf
+from podracer.errors import UserError
 from podracer.evaluate import Evaluation
 from podracer.sinks import Sink
 from podracer.types import Agent
@@ -72,12 +72,8 @@ def consider(run: ScoredRun, params: Any, steps: int, result: Evaluation, sinks:
             run.best_params = jax.tree.map(choose, now, run.best_params)
             run.best_score = np.where(better, scores, run.best_score)
             run.best_steps = np.where(better, steps, run.best_steps)
-        # All hosts decide the same, each when it gets to it; the first one writes.
-        if run.directory is not None and hosts.is_first():
-            best = Checkpoints(run.directory / "best", 1, alone=True)
-            meta = {"score": run.best_score.tolist(), "chosen_at": run.best_steps.tolist()}
-            best.save(steps, run.best_params, (), meta)
-            best.close()
+        meta = {"score": run.best_score.tolist(), "chosen_at": run.best_steps.tolist()}
+        saving.save_best(run, steps, run.best_params, meta)
     _write_evaluation(run, steps, sinks, "eval", result)
 
 
@@ -88,14 +84,18 @@ def absolute(run: ScoredRun, result: Evaluation, sinks: Sequence[Sink]) -> None:
 
 
 def restore_best(run: ScoredRun, like: Any) -> None:
-    """Read the best params of `run.directory`, where there are any."""
-    assert run.directory is not None
-    best = Checkpoints(run.directory / "best", 1, alone=True)
-    if best.steps():
-        like = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), like)
-        run.best_params = jax.device_get(best.params(like))
-        run.best_score, run.best_steps = (np.asarray(best.meta()[name]) for name in ("score", "chosen_at"))
-    best.close()
+    """Read the best params of the run's directory, where there are any; damaged ones are a warning."""
+    best = saving.open_best(run)
+    if not best.names():
+        return
+    try:
+        params = best.params(jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), like))
+        meta = best.meta()
+    except UserError as error:
+        shelf.warn(f"{error} The next evaluation chooses anew.")
+        return
+    run.best_params = jax.device_get(params)
+    run.best_score, run.best_steps = (np.asarray(meta[name]) for name in ("score", "chosen_at"))
 
 
 def _write_evaluation(run: ScoredRun, steps: int, sinks: Sequence[Sink], prefix: str, result: Evaluation) -> None:

@@ -28,6 +28,12 @@ class RunSettings:
     """Episodes per evaluation."""
     keep: int = 2
     """Newest checkpoints to keep, beside the best."""
+    checkpoint_every_s: float = 60.0
+    """Seconds between checkpoints, beside those at evaluations. 0: only there and at the end."""
+    checkpoint_max_age_s: float = 3600.0
+    """Where checkpoints cannot be written, the run goes on until the last good one is so old, and then stops."""
+    checkpoint_dir: str | None = None
+    """Where checkpoints go, a directory or a bucket (gs://...); None: in the run directory."""
     nan: Literal["stop", "skip"] = "stop"
     """What a loss that is not finite does: stop the run, or skip that update and count it."""
     tensorboard: bool = False
@@ -51,7 +57,7 @@ class RunSettings:
                     raise UserError(f"{name} is {value}; expected a whole number. Change {name}.")
                 object.__setattr__(self, name, int(value))  # 1e6 is a number of steps, too
         self._check_at_least(1, "total_steps", "unroll_length", "eval_episodes", "keep")
-        self._check_at_least(0, "evaluations")
+        self._check_at_least(0, "evaluations", "checkpoint_every_s", "checkpoint_max_age_s")
         check_number("seed", self.seed, minimum=0, maximum=2**32 - 1)
         check_number("metrics_port", self.metrics_port, minimum=1, maximum=65_535)
         profile.parse(self.profile)

@@ -5,8 +5,11 @@ A row is a flat dict of plain numbers. What has no value yet (a return before th
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import json
 import math
+import os
 import pathlib
 import sys
 import time
@@ -26,30 +29,56 @@ class Sink(Protocol):
 
 
 class JsonLines:
-    """Appends each row to `metrics.jsonl`, flushed, so that a killed run keeps its rows."""
+    """Appends each row to `metrics.jsonl`, at once, so that a killed run keeps its rows.
+
+    A row that cannot be written (a full disk) is lost, and said to be: training is worth more than its record. It
+    leaves no half of a line.
+    """
 
     def __init__(self, path: pathlib.Path):
-        self._file = open(path, "a", buffering=1)  # noqa: SIM115 (closed by close)
+        self._path, self._lost = path, 0
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 (closed by close)
+        self._whole = os.fstat(self._file.fileno()).st_size
 
     def write(self, row: Row) -> None:
         finite = {k: v for k, v in row.items() if not isinstance(v, float) or math.isfinite(v)}
-        self._file.write(json.dumps(finite) + "\n")
+        line = (json.dumps(finite) + "\n").encode()
+        try:
+            if self._file.write(line) < len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            self._whole += len(line)
+        except OSError as error:
+            with contextlib.suppress(OSError):
+                self._file.truncate(self._whole)
+            self._lost += 1
+            if self._lost & (self._lost - 1) == 0:  # 1, 2, 4, 8, ...
+                self._say(f"{error.strerror}; training goes on")
 
     def close(self) -> None:
+        if self._lost:
+            self._say("the other rows are whole")
         self._file.close()
+
+    def _say(self, text: str) -> None:
+        rows = f"{self._lost} row{'s' if self._lost > 1 else ''}"
+        print(f"podracer: warning: {rows} of {self._path} could not be written: {text}", file=sys.stderr, flush=True)
 
 
 def drop_rows_after(path: pathlib.Path, steps: int) -> None:
     """Leave out rows of `metrics.jsonl` after `steps`, and what a killed run left half written."""
     if not path.is_file():
         return
-    kept = [line for line in path.read_text().splitlines() if _steps_of(line) <= steps]
+    lines = path.read_bytes().splitlines(keepends=True)
+    kept = [line for line in lines if line.endswith(b"\n") and _steps_of(line) <= steps]
+    if kept == lines[: len(kept)]:
+        os.truncate(path, sum(map(len, kept)))  # which a full disk allows, too
+        return
     beside = path.with_suffix(".new")
-    beside.write_text("".join(line + "\n" for line in kept))
+    beside.write_bytes(b"".join(kept))
     beside.replace(path)
 
 
-def _steps_of(line: str) -> float:
+def _steps_of(line: bytes) -> float:
     try:
         return json.loads(line)["steps"]
     except (ValueError, TypeError, KeyError):

@@ -7,13 +7,12 @@ import dataclasses
 import math
 import pathlib
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 
 from podracer import config, hosts, mesh, profile, prometheus, scoring
-from podracer.checkpoint import Checkpoints
 from podracer.errors import UserError
 from podracer.evaluate import Evaluation, evaluator, shared
 from podracer.metrics import ReturnWindow
@@ -30,9 +29,10 @@ from podracer.runs import (
     open_sinks,
     resumable,
 )
+from podracer.saving import Saver, open_checkpoints
 from podracer.scoring import Clock, ScoredRun
 from podracer.settings import change
-from podracer.sinks import Sink, drop_rows_after
+from podracer.sinks import Sink
 from podracer.types import Agent
 from sebulba import probe
 from sebulba.evaluations import Evaluations
@@ -153,36 +153,47 @@ def resume(
     settings = change(settings, {} if total_steps is None else {"total_steps": total_steps})
     check_sinks(directory, settings.tensorboard, settings.wandb)
     prometheus.check_port(settings.metrics_port)
-    checkpoints = Checkpoints(directory / "checkpoints", settings.keep)
-    meta = checkpoints.meta()
-    agree(settings, cores, checkpoint=meta["steps"])
-    if meta["steps"] >= settings.total_steps and not meta["evaluation_due"]:
-        raise Finished(
-            f"{directory} is finished: it has {meta['steps']:,} of {settings.total_steps:,} steps. "
-            "Give a larger --total-steps to go on."
-        )
+    checkpoints = open_checkpoints(directory)
+    agree(settings, cores)
     loop = build_loop(agent, env, settings, cores)
+    like = loop.learner.state
+
+    def make(meta: dict[str, Any]) -> tuple[None, dict[str, Any]]:
+        """Refuse a checkpoint from which this run cannot go on; what is read of it."""
+        _check_goes_on(directory, settings, meta, like, mesh.size(loop.topology.learner_mesh))
+        return None, {"params": like.params, "state": like._replace(params=())}
+
+    meta, _ = checkpoints.choose(make)
     loop.check()
-    like, learner_cores = loop.learner.state, mesh.size(loop.topology.learner_mesh)
-    if jax.tree.leaves(like.memory) and meta["learner_cores"] != learner_cores:
-        raise UserError(
-            f"{directory} keeps a replay on each of {meta['learner_cores']} learner cores; this is {learner_cores}. "
-            "Resume with as many learner cores."
-        )
     params = checkpoints.params(like.params)
     state = checkpoints.state(like._replace(params=()))
-    checkpoints.close()
     loop.learner.state, loop.learner.updates = state._replace(params=params), meta["loop_updates"]
     counters = {name: meta[name] for name in ("steps", "updates", "train_s")}
     run = Run(agent, env, loop, settings, directory, restarts=meta["restarts"] + 1, **counters)
     scoring.restore_best(run, jax.eval_shape(lambda: agent.initial_learner_state(jax.random.key(0))).params)
     window = ReturnWindow()
     window.restore(meta["window"])
-    # A run that was killed has rows from after its last checkpoint: they will be written again.
-    hosts.on_first(lambda: drop_rows_after(directory / "metrics.jsonl", run.steps))
     before, now = meta.get("steps_per_update", loop.steps_per_update), loop.steps_per_update
     notes = [] if before == now else [f"an update is now of {now:,} steps; it was of {before:,}"]
     return _run(run, window, sinks, notes, evaluation_due=meta["evaluation_due"])
+
+
+def _check_goes_on(directory: pathlib.Path, settings: Settings, meta: dict[str, Any], state: Any, cores: int) -> None:
+    """Refuse to go on where there is nothing left to do, or other learner cores than the replay is kept on.
+
+    Raises:
+      UserError: it is so.
+    """
+    if meta["steps"] >= settings.total_steps and not meta["evaluation_due"]:
+        raise Finished(
+            f"{directory} is finished: it has {meta['steps']:,} of {settings.total_steps:,} steps. "
+            "Give a larger --total-steps to go on."
+        )
+    if jax.tree.leaves(state.memory) and meta["learner_cores"] != cores:
+        raise UserError(
+            f"{directory} keeps a replay on each of {meta['learner_cores']} learner cores; this is {cores}. "
+            "Resume with as many learner cores."
+        )
 
 
 def _run(
@@ -198,9 +209,9 @@ def _run(
     last = loop.learner.updates + math.ceil(left / loop.steps_per_update)
     end = run.steps + (last - loop.learner.updates) * loop.steps_per_update
     with (
+        Saver(run) as saver,
         open_sinks(run, sinks, end) as (sinks, note),
         Interruption() as interruption,
-        _checkpoints(run) as checkpoints,
         profile.tracing(settings.profile, run.directory) as trace,
     ):
         atari = getattr(loop.env, "atari", None) if loop.env.spec.frame_skip > 1 else None
@@ -220,7 +231,7 @@ def _run(
         started = time.perf_counter()
         compiled = loop.compile()
         note(f"compiled in {time.perf_counter() - started:.1f} s, about {memory_of(compiled)} per learner core")
-        training = _Training(run, window, sinks, note, checkpoints, last, interruption)
+        training = _Training(run, window, sinks, note, saver, last, interruption)
         if evaluation_due:
             training.ask()
         if (last > loop.learner.updates or evaluation_due) and not interruption.reached():
@@ -249,12 +260,12 @@ class _Training:
         window: ReturnWindow,
         sinks: list[Sink],
         note: Callable[[str], None],
-        checkpoints: Checkpoints | None,
+        saver: Saver,
         last: int,
         interruption: Interruption,
     ):
         loop, settings = run.loop, run.settings
-        self._run, self._sinks, self._note, self._checkpoints, self._last = run, sinks, note, checkpoints, last
+        self._run, self._sinks, self._note, self._saver, self._last = run, sinks, note, saver, last
         self._interruption = interruption
         self._report = Report(loop, window, run.steps, run.updates)
         first = loop.learner.updates
@@ -291,11 +302,15 @@ class _Training:
             self._row()
         if bad and run.settings.nan == "stop":
             raise NonFiniteLoss(run.updates, run.directory)
+        due = self._saver.due(update.number)
         if update.number in self._stops:
             self.ask()
             with self._clock.paused():
                 if update.number == self._last and self._evaluations is not None:
                     self._evaluations.wait()
+                self.save()
+        elif due:
+            with self._clock.paused():
                 self.save()
         self.drain()
         return stopped
@@ -308,8 +323,6 @@ class _Training:
     @profile.phases("checkpoint")
     def save(self) -> None:
         """Write a checkpoint of the state after the last update."""
-        if self._checkpoints is None:
-            return
         run = self._run
         learner, evaluations = run.loop.learner, self._evaluations
         self._report.collect()
@@ -325,7 +338,7 @@ class _Training:
         }
         steps, state = self._report.steps_after(learner.updates), learner.state
         run.steps = steps
-        self._checkpoints.save(steps, state.params, state._replace(params=()), meta)
+        self._saver.save(steps, state.params, state._replace(params=()), meta)
 
     def save_without(self, hanging: list[str]) -> None:
         """Write a checkpoint although these threads hang; where the learner does, there is no state to save.
@@ -360,18 +373,6 @@ def _measure(run: Run, episodes: int, between_steps: Callable[[], None]) -> Call
     greedy = run.agent.greedy_step is not None
     measure = shared(evaluator, run.agent, run.env, episodes, greedy=greedy, between_steps=between_steps)
     return profile.phases("evaluation")(measure)
-
-
-@contextlib.contextmanager
-def _checkpoints(run: Run) -> Iterator[Checkpoints | None]:
-    if run.directory is None:
-        yield None
-        return
-    checkpoints = Checkpoints(run.directory / "checkpoints", run.settings.keep)
-    try:
-        yield checkpoints
-    finally:
-        checkpoints.close()
 
 
 def _as_dict(recipe: config.Recipe | None) -> dict[str, Any] | None:
