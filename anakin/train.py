@@ -218,6 +218,7 @@ def _run(
         started = time.perf_counter()
         compiled = loop.compile()
         note(f"compiled in {time.perf_counter() - started:.1f} s, about {memory_of(compiled)} per core")
+        hosts.gather("compiled", True)  # on CPUs, hosts that meet in their first sum more than 30 s apart give up
         clock, pending = Clock(run), None
         if evaluation_due and evaluator is not None and not interruption.reached():
             with clock.paused():

@@ -28,7 +28,7 @@ def check(root: RootFnOutput, invalid_actions: Any, limits: Limits) -> Array:
     """The mask of invalid actions, [B, A] bool, none where it is None.
 
     Raises:
-      UserError: shapes do not fit one another, or there is nothing to simulate.
+      UserError: shapes do not fit one another, there is nothing to simulate, or no action to take.
     """
     check_number("num_simulations", limits.num_simulations, minimum=1, whole=True)
     check_number("max_depth", 1 if limits.max_depth is None else limits.max_depth, minimum=1, whole=True)
@@ -51,7 +51,25 @@ def check(root: RootFnOutput, invalid_actions: Any, limits: Limits) -> Array:
             f"invalid_actions has shape {list(jnp.shape(invalid_actions))}; expected {list(shape)}, as prior_logits. "
             "Give one mask per root."
         )
-    return jnp.asarray(invalid_actions).astype(bool)
+    invalid = jnp.asarray(invalid_actions).astype(bool)
+    _check_some_legal(invalid)
+    return invalid
+
+
+def _check_some_legal(invalid: Array) -> None:
+    """Refuse roots without legal actions, where the mask is known: inside of a compiled program it is not.
+
+    There, such a tree goes through the motions of the others, and its action is 0.
+    """
+    if isinstance(invalid, jax.core.Tracer):
+        return
+    stuck = [int(row) for row in jnp.flatnonzero(jnp.all(invalid, axis=1))]
+    if stuck:
+        names = f"root{'s' if len(stuck) > 1 else ''} {', '.join(map(str, stuck[:5]))}{' ...' if stuck[5:] else ''}"
+        raise UserError(
+            f"invalid_actions leaves no action to {names}; expected at least one per root. Leave finished games out, "
+            "or let them have any one action."
+        )
 
 
 def node(policy: Prior, root: RootFnOutput) -> Expansion:

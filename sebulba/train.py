@@ -231,6 +231,7 @@ def _run(
         started = time.perf_counter()
         compiled = loop.compile()
         note(f"compiled in {time.perf_counter() - started:.1f} s, about {memory_of(compiled)} per learner core")
+        hosts.gather("compiled", True)  # on CPUs, hosts that meet in their first sum more than 30 s apart give up
         training = _Training(run, window, sinks, note, saver, last, interruption)
         if evaluation_due:
             training.ask()

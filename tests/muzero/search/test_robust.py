@@ -62,6 +62,17 @@ def test_invalid_actions_get_no_visits_and_no_weight(run):
     np.testing.assert_allclose(np.sum(output.action_weights, axis=-1), 1, atol=1e-5)
 
 
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+def test_roots_without_any_legal_action_are_refused_by_number(policy):
+    """Where the mask is known before the search is compiled; nothing is."""
+    model = models.table(0, 30, ACTIONS)
+    root = models.table_root(model, np.arange(BATCH))
+    invalid = np.zeros((BATCH, ACTIONS), bool)
+    invalid[[2, 4]] = True
+    with pytest.raises(UserError, match="leaves no action to roots 2, 4; expected at least one"):
+        policy(model, jax.random.PRNGKey(0), root, models.table_step, SIMS, invalid_actions=invalid)
+
+
 @pytest.mark.parametrize("low", [-np.inf, np.finfo(np.float32).min, np.nan])
 def test_actions_below_the_root_are_illegal_where_the_model_says_so(run, low):
     model = models.table(1, 30, ACTIONS)
