@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, NamedTuple
 
-import jax
+import jax.core
 import jax.numpy as jnp
 
 from muzero.qvalues import ILLEGAL, TINY
