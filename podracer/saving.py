@@ -166,6 +166,11 @@ class Saver:
         except Exception as error:
             self._failed(error)
 
+    def finish(self) -> None:
+        """Wait until what is being written is complete; a failure is a warning."""
+        if self._checkpoints is not None:
+            self._settle(self._checkpoints.wait)
+
     def _take_claim(self, directory: pathlib.Path, checkpoints: Checkpoints) -> None:
         """Claim the run directory, for all hosts; a new run finds no other one's checkpoints in its place."""
 

@@ -155,15 +155,17 @@ def resume(
     prometheus.check_port(settings.metrics_port)
     checkpoints = open_checkpoints(directory)
     agree(settings, cores)
-    loop = build_loop(agent, env, settings, cores)
+
+    def make(meta: dict[str, Any]) -> tuple[Sebulba, dict[str, Any]]:
+        """What goes on from such a checkpoint, and what is read of it."""
+        _check_unfinished(directory, settings, meta)
+        loop = build_loop(agent, env, settings, cores)
+        like = loop.learner.state
+        _check_memory(directory, meta, like, mesh.size(loop.topology.learner_mesh))
+        return loop, {"params": like.params, "state": like._replace(params=())}
+
+    meta, loop = checkpoints.choose(make)
     like = loop.learner.state
-
-    def make(meta: dict[str, Any]) -> tuple[None, dict[str, Any]]:
-        """Refuse a checkpoint from which this run cannot go on; what is read of it."""
-        _check_goes_on(directory, settings, meta, like, mesh.size(loop.topology.learner_mesh))
-        return None, {"params": like.params, "state": like._replace(params=())}
-
-    meta, _ = checkpoints.choose(make)
     loop.check()
     params = checkpoints.params(like.params)
     state = checkpoints.state(like._replace(params=()))
@@ -178,17 +180,25 @@ def resume(
     return _run(run, window, sinks, notes, evaluation_due=meta["evaluation_due"])
 
 
-def _check_goes_on(directory: pathlib.Path, settings: Settings, meta: dict[str, Any], state: Any, cores: int) -> None:
-    """Refuse to go on where there is nothing left to do, or other learner cores than the replay is kept on.
+def _check_unfinished(directory: pathlib.Path, settings: Settings, meta: dict[str, Any]) -> None:
+    """Refuse to go on where there is nothing left to do.
 
     Raises:
-      UserError: it is so.
+      Finished: it is so.
     """
     if meta["steps"] >= settings.total_steps and not meta["evaluation_due"]:
         raise Finished(
             f"{directory} is finished: it has {meta['steps']:,} of {settings.total_steps:,} steps. "
             "Give a larger --total-steps to go on."
         )
+
+
+def _check_memory(directory: pathlib.Path, meta: dict[str, Any], state: Any, cores: int) -> None:
+    """Refuse other learner cores than the replay is kept on.
+
+    Raises:
+      UserError: they are others.
+    """
     if jax.tree.leaves(state.memory) and meta["learner_cores"] != cores:
         raise UserError(
             f"{directory} keeps a replay on each of {meta['learner_cores']} learner cores; this is {cores}. "
@@ -348,6 +358,7 @@ class _Training:
         """
         if "learner" not in hanging and hosts.count() == 1:
             self.save()
+            self._saver.finish()  # the process ends next
 
     def _row(self) -> None:
         run = self._run

@@ -21,9 +21,6 @@ from podracer.checkpoint import Checkpoints
 from podracer.errors import UserError
 from tests.anakin import tiny
 
-# Bit for bit also between fixtures, tests and other processes, so all are compiled the way that users' runs are.
-pytestmark = pytest.mark.optimized
-
 SIZES = {**tiny.SIZES, "evaluations": 2}
 STEPS = 160  # two calls
 

@@ -22,7 +22,7 @@ def survive(tmp_path, *arguments):
     return json.loads(out.read_text())["results"]
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_killed_run_loses_nothing_and_ends_the_same(tmp_path):
     """Twice, once while a checkpoint is written; more often in the benchmark."""
     results = survive(tmp_path, "--parts", "a", "--times", "2")

@@ -301,7 +301,7 @@ def test_slurm_starts_again_what_is_worth_it():
 def test_mistakes_are_one_line(here, capfd, line, says):
     status, out, err = launch(line, capfd)
     if says is None:
-        assert status == 0 and out.startswith("usage: podracer launch {")
+        assert status == 0 and out.startswith("usage: podracer launch KIND")
         return
     last = err.splitlines()[-1]
     assert status == 2 and says in last and last.startswith("podracer: ")
