@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pathlib
+import re
 import shutil
 import subprocess
 import sys
@@ -27,7 +28,10 @@ def test_a_killed_run_loses_nothing_and_ends_the_same(tmp_path):
     """Twice, once while a checkpoint is written; more often in the benchmark."""
     results = survive(tmp_path, "--parts", "a", "--times", "2")
     assert [(each["good"], each["tried"]) for each in results] == [(1, 1), (1, 1)]
-    assert all("1/1 finished runs bit-identical; 0 checkpoints lost" in each["notes"] for each in results)
+    for each in results:
+        found = re.search(r"(\d+)/(\d+) finished runs bit-identical; 0 checkpoints lost", each["notes"])
+        same, finished = found.groups()
+        assert same == finished and int(finished) >= 1
 
 
 @pytest.mark.slow
