@@ -7,10 +7,9 @@ import os
 import re
 from typing import Any, NamedTuple
 
+from launch.slices import generations
 from podracer.errors import UserError, closest
 
-# GiB of memory per chip.
-MEMORY = {"v2": 16, "v3": 32, "v4": 32, "v5e": 16, "v5p": 95, "v6e": 32, "tpu7x": 192}
 EXAMPLES = "v3:32x32 (2,048 cores), v5e:16x16 (256), v6e:2x4 (8)"
 
 
@@ -33,9 +32,11 @@ def topology_shape(name: str) -> list[int]:
       UserError: it is not a generation and a shape.
     """
     generation, _, shape = name.partition(":")
-    if generation not in MEMORY:
-        near = closest(generation, MEMORY)
-        raise UserError(f"--topology is '{name}'.{near} Expected one of {', '.join(MEMORY)} and a shape: {EXAMPLES}.")
+    if generation not in generations():
+        near = closest(generation, generations())
+        raise UserError(
+            f"--topology is '{name}'.{near} Expected one of {', '.join(generations())} and a shape: {EXAMPLES}."
+        )
     if not re.fullmatch(r"[1-9]\d*(x[1-9]\d*){1,2}", shape):
         raise UserError(f"--topology is '{name}'; expected chips along each axis behind {generation}: {EXAMPLES}.")
     return [int(length) for length in shape.split("x")]
@@ -70,6 +71,6 @@ def describe(name: str, shape: list[int], slices: int = 1) -> Topology:
     for device in devices:
         hosts.setdefault((getattr(device, "slice_index", 0) or 0, device.process_index), []).append(device)
     chips = math.prod(shape) * slices
-    memory = MEMORY[name.partition(":")[0]] * 2**30 * chips // len(devices)
+    memory = int(generations()[name.partition(":")[0]].hbm_gb * 2**30) * chips // len(devices)
     title = f"{name}{f' x {slices} slices' if slices > 1 else ''}"
     return Topology(title, [hosts[key] for key in sorted(hosts)], memory)

@@ -8,24 +8,17 @@ import json
 
 import pytest
 
-from launch import cli, figures, points, scaling, sweep, worker
+from launch import figures, points, scaling, sweep, worker
 from podracer import mesh
 from podracer.errors import UserError
 from podracer.runs import PACKAGES
 from sebulba import measure
 from sebulba.loop import Lag, Sebulba
 from sebulba.topology import split
+from tests.launch.bench import bench
 from tests.sebulba.scripted import OPEN, Scripted
 
 TINY = ["--seconds", "0.05", "--rounds", "3", "--unroll-length", "4", "--updates-per-call", "2", "--platform", "cpu"]
-
-
-def bench(*arguments):
-    try:
-        cli.main(["bench", *map(str, arguments)])
-    except SystemExit as exit_:
-        return exit_.code or 0
-    return 0
 
 
 def read(out):

@@ -10,14 +10,7 @@ import pytest
 
 from launch import cli, cost, predict, rates, scaling_model, slices, training
 from podracer.errors import UserError
-
-
-def bench(*arguments):
-    try:
-        cli.main(["bench", *map(str, arguments)])
-    except SystemExit as exit_:
-        return exit_.code or 0
-    return 0
+from tests.launch.bench import bench
 
 
 def run_directory(path, **content):
