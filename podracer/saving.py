@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import pathlib
 import re
-import sys
 import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from podracer import config, hosts
+from podracer import config, echoes, hosts
 from podracer.checkpoint import Checkpoints
 from podracer.claim import Claim
 from podracer.errors import NotSaved, UserError
@@ -90,7 +90,7 @@ class Saver:
         self._every_s, self._limit_s = settings.checkpoint_every_s, settings.checkpoint_max_age_s
         self._checkpoints: Checkpoints | None = None
         self._claim: Claim | None = None
-        self._hook: Callable[..., Any] | None = None
+        self._quiet = contextlib.ExitStack()
         self._began = self._since = now()
         self._good: tuple[int | None, float] = (run.steps or None, now())  # the last good one: steps, when
         self._pending: tuple[int, float] | None = None  # the one that is being written
@@ -104,7 +104,7 @@ class Saver:
             checkpoints = open_checkpoints(run.directory, keep=run.settings.keep, place=run.settings.checkpoint_dir)
             self._take_claim(run.directory, checkpoints)
             self._checkpoints = checkpoints
-            self._hook, sys.excepthook = sys.excepthook, self._leave_out_echoes
+            self._quiet.enter_context(echoes.left_out())
         return self
 
     def __exit__(self, kind, *_) -> None:
@@ -118,16 +118,9 @@ class Saver:
                         f"written: {self._failure}. {self._describe_good()}"
                     )
         finally:
-            if self._hook is not None:
-                sys.excepthook = self._hook
+            self._quiet.close()
             if self._claim is not None:
                 self._claim.release()
-
-    def _leave_out_echoes(self, kind: Any, error: Any, trace: Any) -> None:
-        """An excepthook without what Orbax's threads still say of a write that has failed and was reported."""
-        assert self._hook is not None
-        if str(error) != "Event loop is closed":
-            self._hook(kind, error, trace)
 
     def due(self, number: int) -> bool:
         """Whether to save now, after call or update `number`, by the clock: the same on all hosts.

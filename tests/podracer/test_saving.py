@@ -9,6 +9,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import types
 from typing import Any
 
 import jax.numpy as jnp
@@ -180,14 +181,16 @@ def test_an_error_of_the_run_is_not_hidden_by_one_of_saving(tmp_path, monkeypatc
 
 
 def test_echoes_of_a_failed_write_are_left_out_and_other_errors_are_not(tmp_path, monkeypatch):
-    """TensorStore reports to a loop that is gone, by way of the excepthook, which on several hosts ends them all."""
-    seen = []
+    """TensorStore reports to a loop that is gone, by way of either hook."""
+    seen, echo, other = [], RuntimeError("Event loop is closed"), ValueError("mine")
     monkeypatch.setattr(sys, "excepthook", lambda *arguments: seen.append(arguments[1]))
-    before, other = sys.excepthook, ValueError("mine")
+    monkeypatch.setattr(sys, "unraisablehook", lambda found: seen.append(found.exc_value))
+    before = sys.excepthook, sys.unraisablehook
     with saver(tmp_path / "run"):
-        for error in (RuntimeError("Event loop is closed"), other):
+        for error in (echo, other):
             sys.excepthook(type(error), error, None)
-    assert seen == [other] and sys.excepthook is before
+            sys.unraisablehook(types.SimpleNamespace(exc_value=error))
+    assert seen == [other, other] and (sys.excepthook, sys.unraisablehook) == before
 
 
 # A whole run
