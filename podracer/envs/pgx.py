@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from podracer.envs import adapting, api
-from podracer.errors import UserError, unknown
+from podracer.errors import UserError, check_number, unknown
 
 _LISTED = (
     "2048 animal_shogi backgammon chess connect_four gardner_chess go_9x9 go_19x19 hex kuhn_poker leduc_holdem "
@@ -67,15 +67,23 @@ class Pgx:
     Args:
       id: such as "connect_four".
       opponent: "auto", "random", "self", or `(observation, legal_action_mask, key) -> action` for one game.
+      opening_moves: self-play of board games starts after 0 to so many moves at random. Two equal players who learn
+        from each other come to play few openings, and are lost against whoever plays another.
 
     Raises:
-      UserError: `opponent` is none of these; pgx is not installed or knows no such game.
+      UserError: `opponent` is none of these; `opening_moves` is negative, or not 0 where nothing can be opened; pgx is
+        not installed or knows no such game.
     """
 
     id: str
     opponent: Literal["auto", "random", "self"] | Opponent = "auto"
+    opening_moves: int = 0
 
     def __post_init__(self):
+        check_number("opening_moves", self.opening_moves, minimum=0, whole=True)
+        if self.opening_moves and (self.id not in _TAKE_TURNS or self.opponent not in ("auto", "self")):
+            what = f"{self.id} against {self.opponent}"
+            raise UserError(f"opening_moves is {self.opening_moves}, but {what} is no self-play by turns; expected 0.")
         if self.opponent not in ("auto", "random", "self") and not callable(self.opponent):
             raise UserError(
                 f"opponent is {self.opponent!r}; expected 'random', 'self' or a function "
@@ -113,7 +121,7 @@ class Pgx:
     @property
     def evaluation(self) -> Pgx:
         """What agents are measured in."""
-        return dataclasses.replace(self, opponent="random") if self.opponent == "self" else self
+        return dataclasses.replace(self, opponent="random", opening_moves=0) if self.opponent == "self" else self
 
     @property
     def _has_opponent(self) -> bool:
@@ -126,6 +134,8 @@ class Pgx:
             seat_key, move_key = jax.random.split(jax.random.fold_in(key, 1))
             seat = jax.random.randint(seat_key, (), 0, self.made.num_players)
             game, _ = self._await_turn(game, seat, jnp.zeros((), jnp.float32), move_key)
+        elif self.opponent == "self" and self.opening_moves:
+            game = self._open(game, jax.random.fold_in(key, 1))
         return State(game, seat), _observe(game)
 
     def step(self, state, action, key):
@@ -135,6 +145,20 @@ class Pgx:
         if self._has_opponent:
             game, reward = self._await_turn(game, state.seat, reward, jax.random.fold_in(key, 1))
         return State(game, state.seat), api.Step(_observe(game), reward, game.terminated, game.truncated)
+
+    def _open(self, game, key):
+        """Random moves, as many as are drawn for this game; one that would end it is left out, and those after it."""
+        count_key, move_key = jax.random.split(key)
+        count = jax.random.randint(count_key, (), 0, self.opening_moves + 1)
+
+        def move(number, carry):
+            game, goes_on = carry
+            choice_key, step_key = jax.random.split(jax.random.fold_in(move_key, number))
+            moved = self.made.step(game, random_opponent(game.observation, game.legal_action_mask, choice_key), step_key)
+            goes_on &= (number < count) & ~moved.terminated & ~moved.truncated
+            return jax.tree.map(lambda new, old: jnp.where(goes_on, new, old), moved, game), goes_on
+
+        return jax.lax.fori_loop(0, self.opening_moves, move, (game, jnp.bool_(True)))[0]
 
     def _await_turn(self, game, seat, reward, key):
         """Let the others move until it is `seat`'s turn or the game is over; `(game, reward plus what they caused)`.

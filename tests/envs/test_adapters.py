@@ -348,9 +348,29 @@ def test_pgx_self_play_rewards_the_player_who_moved():
     assert {-1.0, 0.0, 1.0} == set(got.reward.ravel().tolist())
 
 
-def test_pgx_opponents_are_checked():
+def test_pgx_self_play_from_random_openings():
+    """After 0 to 9 moves, never from a finished game, whoever is to move; every count comes up."""
+    pytest.importorskip("pgx")
+    env = Pgx("tic_tac_toe", "self", opening_moves=9)
+    _, seen = jax.jit(jax.vmap(env.reset))(jax.random.split(jax.random.key(0), 512))
+    boards = np.asarray(seen["observation"]).reshape(512, 9, 2)
+    mine, theirs = boards[..., 0].astype(bool), boards[..., 1].astype(bool)
+    counts = mine.sum(1) + theirs.sum(1)
+    assert set(counts.tolist()) == set(range(9)) and np.mean(counts == 0) == pytest.approx(0.1, abs=0.05)
+    np.testing.assert_array_equal(theirs.sum(1) - mine.sum(1), counts % 2)
+    assert not any(has_line(line) for line in (*mine, *theirs))
+    np.testing.assert_array_equal(seen["action_mask"], ~(mine | theirs))
+    assert env.evaluation == Pgx("tic_tac_toe", "random")
+
+
+def test_pgx_arguments_are_checked():
     with pytest.raises(UserError, match="opponent is 'rndom'; expected 'random', 'self' or a function"):
         Pgx("tic_tac_toe", "rndom")
+    for arguments in (("2048",), ("backgammon", "self"), ("tic_tac_toe", "random")):
+        with pytest.raises(UserError, match="opening_moves is 2, but .*; expected 0"):
+            Pgx(*arguments, opening_moves=2)
+    with pytest.raises(UserError, match="opening_moves is -1"):
+        Pgx("tic_tac_toe", "self", opening_moves=-1)
 
 
 # navix and xminigrid
