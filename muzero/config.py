@@ -178,11 +178,14 @@ class Gumbel:
     """Actions that the search tries at the root, at most."""
     gumbel_scale: float = 1.0
     """Scale of the noise while acting; 0 always takes the action that looks best."""
+    value_scale: float = 0.1
+    """c_scale: the weight of values against the policy. The less, the longer the policy stays undecided."""
 
     def __post_init__(self):
         super().__post_init__()  # type: ignore[misc]  # of the config that has these settings
         check_number("max_considered_actions", self.max_considered_actions, minimum=1, whole=True)
         check_number("gumbel_scale", self.gumbel_scale, minimum=0)
+        check_number("value_scale", self.value_scale, minimum=0, exclusive=True)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -210,7 +213,7 @@ class AlphaZeroConfig(Gumbel, Puct, SearchConfig):
     search: Literal["fast", "rounds", "mctx"] = "fast"  # type: ignore[assignment]
     """Our search, ours with whole rounds of simulations at once (with gumbel), or DeepMind's."""
     value_scale: float = 0.2
-    """With gumbel in games by turns: the weight of values against the policy."""
+    """With gumbel: c_scale, the weight of values against the policy."""
     num_simulations: int = 32
     """Steps of the environment, and calls of the network, per decision."""
     discount: float = 1.0
@@ -226,7 +229,6 @@ class AlphaZeroConfig(Gumbel, Puct, SearchConfig):
 
     def __post_init__(self):
         super().__post_init__()
-        check_number("value_scale", self.value_scale, minimum=0, exclusive=True)
         _check_rounds(self)
 
 

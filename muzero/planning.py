@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 from collections.abc import Callable
 from types import ModuleType
@@ -196,9 +197,10 @@ def temperature(config: Config | AlphaZeroConfig | SampledConfig, updates: Array
 
 
 def _gumbel(config: GumbelConfig | AlphaZeroConfig | SampledConfig, qtransform: Callable | None = None) -> TreeSearch:
-    policy = implementation(config.search).gumbel_muzero_policy
+    library = implementation(config.search)
+    policy = library.gumbel_muzero_policy
     more = {"mode": "rounds"} if config.search == "rounds" else {}
-    more |= {} if qtransform is None else {"qtransform": qtransform}
+    scaled = functools.partial(library.qtransform_completed_by_mix_value, value_scale=config.value_scale)
 
     def search(weights, key, root, recurrent, legal, acting):
         output = policy(
@@ -210,6 +212,7 @@ def _gumbel(config: GumbelConfig | AlphaZeroConfig | SampledConfig, qtransform: 
             invalid_actions=None if legal is None else ~legal,
             max_num_considered_actions=config.max_considered_actions,
             gumbel_scale=0.0 if acting is None else config.gumbel_scale,
+            qtransform=qtransform or scaled,
             **more,
         )
         return _plan(output)

@@ -154,7 +154,8 @@ class Pgx:
         def move(number, carry):
             game, goes_on = carry
             choice_key, step_key = jax.random.split(jax.random.fold_in(move_key, number))
-            moved = self.made.step(game, random_opponent(game.observation, game.legal_action_mask, choice_key), step_key)
+            choice = random_opponent(game.observation, game.legal_action_mask, choice_key)
+            moved = self.made.step(game, choice, step_key)
             goes_on &= (number < count) & ~moved.terminated & ~moved.truncated
             return jax.tree.map(lambda new, old: jnp.where(goes_on, new, old), moved, game), goes_on
 

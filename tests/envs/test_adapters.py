@@ -367,7 +367,7 @@ def test_pgx_arguments_are_checked():
     with pytest.raises(UserError, match="opponent is 'rndom'; expected 'random', 'self' or a function"):
         Pgx("tic_tac_toe", "rndom")
     for arguments in (("2048",), ("backgammon", "self"), ("tic_tac_toe", "random")):
-        with pytest.raises(UserError, match="opening_moves is 2, but .*; expected 0"):
+        with pytest.raises(UserError, match=r"opening_moves is 2, but .*; expected 0"):
             Pgx(*arguments, opening_moves=2)
     with pytest.raises(UserError, match="opening_moves is -1"):
         Pgx("tic_tac_toe", "self", opening_moves=-1)
