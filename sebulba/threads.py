@@ -16,6 +16,7 @@ from collections.abc import Callable
 from podracer import exits, hosts
 
 POLL_S = 0.05
+LEAVE_S = 2.0  # after an error on one of several hosts
 
 
 class Stopped(Exception):
@@ -128,6 +129,9 @@ class Supervisor:
         `patience_s` without one (less than what a machine that is taken away leaves), or twice as long as any thread
         has ever been silent where that is more. A second Ctrl-C leaves at once.
 
+        After an error on one of several hosts no thread gets more than 2 s: the learners of the others, with which it
+        may be in a collective, hear of the error only from the end of this process.
+
         Args:
           last_words: gets the names of the threads that do not end, before the process does.
         """
@@ -136,6 +140,8 @@ class Supervisor:
         began, told = time.monotonic(), False
         usual_s = min(2.0 * self._longest_silence_s, self._stall_timeout_s)
         deadline_s = max(usual_s, hurry_s if error is not None else patience_s)
+        if error is not None and hosts.count() > 1:
+            deadline_s = min(deadline_s, LEAVE_S)
         try:
             while self.alive():
                 time.sleep(0.01)

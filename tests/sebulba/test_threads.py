@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from sebulba import threads
 from sebulba.threads import Supervisor
 
 
@@ -76,3 +77,16 @@ def test_after_an_error_there_is_time_for_what_has_taken_as_long_before(leaves):
     supervisor.stopping.wait(5.0)
     supervisor.join(lambda names: None, hurry_s=0.05)
     assert done.is_set()
+
+
+def test_one_of_several_hosts_leaves_soon_after_an_error(monkeypatch, leaves):
+    """However long an update has taken before: the others wait for it in theirs."""
+    monkeypatch.setattr(threads, "LEAVE_S", 0.05)
+    monkeypatch.setattr(threads.hosts, "count", lambda: 2)
+    monkeypatch.setattr(threads.hosts, "leave", lambda status, why: (_ for _ in ()).throw(Left(f"{status} {why}")))
+    supervisor, done = working(1.0)
+    supervisor.fail(ValueError("elsewhere"))
+    with pytest.raises(Left, match="70 elsewhere"):
+        supervisor.join(lambda names: None, hurry_s=5.0)
+    assert not done.is_set()
+    done.wait(5.0)
