@@ -24,8 +24,9 @@ POLL_S = 0.05
 GRACE_S = 3.0  # for the others to see that one is gone, and say so
 PATIENCE_S = 60.0  # where all stop together, and save
 TAIL = 60  # lines of a failed host that are shown
-# The fate of a host whose peer failed: never the cause, where another host has a better one.
-CONSEQUENCES = (exits.PEER_LOST, exits.ABORTED)
+# The fate of a host whose peer failed: never the cause, where another host has a better one. A host that waits for one
+# that has failed may call it a stall before it hears of the failure.
+CONSEQUENCES = ((exits.STALLED,), (exits.PEER_LOST, exits.ABORTED))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -163,7 +164,9 @@ def _wait(hosts: list[Host], got: list[int]) -> set[int]:
 def _cause(hosts: list[Host]) -> Host | None:
     """The host whose failure made the others fail."""
     failed = [host for host in hosts if host.status]
-    causes = [host for host in failed if host.status not in CONSEQUENCES] or failed
+    rank = lambda host: next((n for n, statuses in enumerate(CONSEQUENCES, 1) if host.status in statuses), 0)
+    best = min(map(rank, failed), default=0)
+    causes = [host for host in failed if rank(host) == best]
     first = min(causes, key=lambda host: (host.ended or float("inf"), host.index), default=None)
     # What all of them say, as of a bad setting, has been shown already.
     shown = [host for host in causes if host.index == 0 and first is not None and host.status == first.status]
