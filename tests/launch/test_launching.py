@@ -64,8 +64,10 @@ def test_a_command_becomes_one_that_can_be_repeated():
 
 @pytest.mark.parametrize(
     ("statuses", "cause"),
-    [([0, 0], None), ([71, 70], 1), ([70, 71], 0), ([134, 137], 1), ([71, 134], 0), ([2, 2], 0), ([75, 130], 0)]
-    + [([73, 70], 1), ([73, 71], 0), ([71, 73], 1), ([73, 137], 1)],
+    [
+        *[([0, 0], None), ([71, 70], 1), ([70, 71], 0), ([134, 137], 1), ([71, 134], 0), ([2, 2], 0), ([75, 130], 0)],
+        *[([73, 70], 1), ([73, 71], 0), ([71, 73], 1), ([73, 137], 1)],
+    ],
 )
 def test_the_host_that_failed_first_is_the_cause(statuses, cause):
     """But one that only saw another go is not, where there is a better one."""

@@ -41,15 +41,13 @@ def trained(directory):
     return anakin.resume(directory, cores=4, total_steps=960, sinks=[])
 
 
-def test_two_hosts_of_two_cores_learn_what_one_of_four_does(tmp_path):
-    """Under plain SGD; the numbers in between too; written by the first host alone, and readable by a single one."""
-    process = launch("--", *ANAKIN, *SGD, "--run", tmp_path / "two")
+def train_both_ways(tmp_path, line):
+    """On two hosts of two cores and on one of four: the numbers in between are the same."""
+    process = launch("--", *line, "--run", tmp_path / "two")
     with running(process):
         status, out, err = end(process)
     assert status == 0, err
-    assert f"{tmp_path}/two: 800 steps" in out and "4 cpu cores x 4 environments" in err
-    assert err.count("compiled in") == 1  # one host speaks
-    cli.main([*ANAKIN, *SGD, "--cores", "4", "--run", str(tmp_path / "one")])
+    cli.main([*line, "--cores", "4", "--run", str(tmp_path / "one")])
     ours, theirs = (
         [{k: v for k, v in row.items() if "per_s" not in k and k != "train_s"} for row in rows(tmp_path / name)]
         for name in ("two", "one")
@@ -58,10 +56,22 @@ def test_two_hosts_of_two_cores_learn_what_one_of_four_does(tmp_path):
     for one, other in zip(ours, theirs):
         for name in one if "updates" in one else ():
             assert one[name] == pytest.approx(other[name], rel=1e-4, abs=1e-5), name
-    assert [row["eval_episodes"] for row in ours if "eval_episodes" in row] == [8, 8]
+    return out, err
+
+
+def check_same_states(tmp_path):
     one, other = trained(tmp_path / "one"), trained(tmp_path / "two")
-    for mine, yours in zip(tiny.leaves(one.state), tiny.leaves(other.state)):
+    for mine, yours in zip(tiny.leaves(one.state), tiny.leaves(other.state), strict=True):
         np.testing.assert_allclose(np.asarray(mine, np.float64), np.asarray(yours, np.float64), atol=1e-5)
+
+
+def test_two_hosts_of_two_cores_learn_what_one_of_four_does(tmp_path):
+    """Under plain SGD; the numbers in between too; written by the first host alone, and readable by a single one."""
+    out, err = train_both_ways(tmp_path, [*ANAKIN, *SGD])
+    assert f"{tmp_path}/two: 800 steps" in out and "4 cpu cores x 4 environments" in err
+    assert err.count("compiled in") == 1  # one host speaks
+    assert [row["eval_episodes"] for row in rows(tmp_path / "two") if "eval_episodes" in row] == [8, 8]
+    check_same_states(tmp_path)
 
 
 def test_a_signal_to_one_host_stops_all_at_the_same_update_and_one_host_goes_on(tmp_path):
@@ -126,6 +136,19 @@ def test_an_exception_on_one_host_ends_all_within_seconds():
     assert time.monotonic() - raised < 30
     assert [status for status, _, _ in ends] == [71, 70]
     assert ends[1][2].strip().splitlines()[-1] == "ValueError: the second host fails here"
+
+
+def test_a_host_that_stands_still_is_noticed_by_the_others(tmp_path):
+    """It lives, and answers to no one: the other calls it a stall, with its stacks, and the launcher ends them all."""
+    process = launch("--", *ANAKIN, *FOR_EVER, "--stall-timeout", "3", "--run", tmp_path / "run")
+    with running(process):
+        wait_for_rows(tmp_path / "run", 3, process)
+        pids = children(process.pid)
+        os.kill(pids[1], signal.SIGSTOP)
+        status, _, err = end(process, 100)
+    assert status == 73, err
+    assert "no call has finished for 3 s (--stall-timeout)" in err and "most recent call first" in err
+    assert not any(map(alive, pids))
 
 
 def test_a_killed_host_ends_the_others_and_the_launcher_goes_on(tmp_path):
