@@ -140,7 +140,7 @@ class Supervisor:
         began, told = time.monotonic(), False
         usual_s = min(2.0 * self._longest_silence_s, self._stall_timeout_s)
         deadline_s = max(usual_s, hurry_s if error is not None else patience_s)
-        if error is not None and hosts.count() > 1:
+        if isinstance(error, Exception) and hosts.count() > 1:  # not Ctrl-C, which reaches all
             deadline_s = min(deadline_s, LEAVE_S)
         try:
             while self.alive():

@@ -81,14 +81,14 @@ class Pgx:
 
     def __post_init__(self):
         check_number("opening_moves", self.opening_moves, minimum=0, whole=True)
-        if self.opening_moves and (self.id not in _TAKE_TURNS or self.opponent not in ("auto", "self")):
-            what = f"{self.id} against {self.opponent}"
-            raise UserError(f"opening_moves is {self.opening_moves}, but {what} is no self-play by turns; expected 0.")
         if self.opponent not in ("auto", "random", "self") and not callable(self.opponent):
             raise UserError(
                 f"opponent is {self.opponent!r}; expected 'random', 'self' or a function "
                 "(observation, legal_action_mask, key) -> action."
             )
+        if self.opening_moves and (self.id not in _TAKE_TURNS or self.opponent not in ("auto", "self")):
+            what = f"{self.id} against {self.opponent}"
+            raise UserError(f"opening_moves is {self.opening_moves}, but {what} is no self-play by turns; expected 0.")
         _ = self.spec  # now: pgx makes constants when it is imported, which must not happen inside a traced function
 
     @functools.cached_property
