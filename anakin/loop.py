@@ -18,84 +18,20 @@ After Hessel et al. 2021, "Podracer architectures for scalable reinforcement lea
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
+from anakin.members import Members
+from anakin.state import SPECS, AnakinState, CallMetrics
 from podracer import mesh as cores
 from podracer import profile
 from podracer.envs.batch import Batch
 from podracer.envs.host import jittable
-from podracer.errors import UserError, check_number, unknown
+from podracer.errors import check_number
 from podracer.metrics import Episodes, EpisodeSums
-from podracer.types import Agent, LearnerState, TimeStep, Trajectory
-
-
-class AnakinState(NamedTuple):
-    """Everything a run is. N cores, B environments each; a leading axis M where many runs train in one program."""
-
-    learner: LearnerState  # params, opt_state and slow replicated, memory [N, ...] sharded
-    actor: Any  # [N * B, ...] what the agent carries from step to step
-    env: Any  # [N * B, ...]
-    timestep: TimeStep  # [N * B, ...] the last one
-    episodes: Episodes  # [N * B] the running episodes' returns and lengths
-    key: jax.Array  # [] the run's PRNG key; never changes, everything is folded from it
-    updates: jax.Array  # [] int32 learner steps so far
-
-
-SPECS = AnakinState(
-    learner=LearnerState(cores.REPLICATED, cores.REPLICATED, cores.REPLICATED, cores.SHARDED),
-    actor=cores.SHARDED,
-    env=cores.SHARDED,
-    timestep=cores.SHARDED,
-    episodes=cores.SHARDED,
-    key=cores.REPLICATED,
-    updates=cores.REPLICATED,
-)
-
-
-class CallMetrics(NamedTuple):
-    """What one call says: one number per update, U = updates_per_call; [M, U] with many runs."""
-
-    learner: dict[str, jax.Array]  # [U] each, the agent's own metrics
-    episodes: EpisodeSums  # [U] each, of the episodes that ended in that update
-
-
-@dataclasses.dataclass(frozen=True)
-class Members:
-    """Many runs in one program. They differ in their seeds and in floats of the agent's config.
-
-    Attributes:
-      seeds: one per run.
-      floats: name of a float field of the agent's config -> one value per run.
-    """
-
-    seeds: tuple[int, ...]
-    floats: dict[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
-
-    def __len__(self) -> int:
-        return len(self.seeds)
-
-    def check(self, agent: Agent) -> None:
-        """Refuse what `agent` cannot be swept over.
-
-        Raises:
-          UserError: there are no seeds, or a float is unknown, of another number than the seeds, or out of range.
-        """
-        if not self.seeds:
-            raise UserError("members have no seeds; expected one per run.")
-        if self.floats and agent.rebuild is None:
-            raise UserError(f"agent {agent.name} has no `rebuild`; expected one to sweep {', '.join(self.floats)}.")
-        fields = {field.name: field.type for field in dataclasses.fields(agent.config)} if self.floats else {}
-        floats = [name for name, kind in fields.items() if "float" in str(kind)]
-        for name, values in self.floats.items():
-            if name not in floats:
-                raise unknown("float", name, floats, f"Only floats of {agent.name} can be swept over.")
-            if len(values) != len(self.seeds):
-                raise UserError(f"{name} has {len(values)} values for {len(self.seeds)} seeds; expected one per run.")
-            for value in values:
-                dataclasses.replace(agent.config, **{name: value})  # checks it by its name
+from podracer.types import Agent, Trajectory
 
 
 class Anakin:
@@ -158,6 +94,11 @@ class Anakin:
         self._compiled: Any = None
         # On the devices once and for all: `step` must move nothing from the host.
         self._floats = jax.device_put(self._seed_and_floats(0)[1:], None if members is None else self.shardings)
+
+    @property
+    def num_members(self) -> int:
+        """M: runs in this program."""
+        return 1 if self.members is None else len(self.members)
 
     def init(self, seed: int = 0) -> AnakinState:
         """The state of a run before its first update. With members, `seed` is added to each of their seeds."""

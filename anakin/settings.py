@@ -6,7 +6,8 @@ import dataclasses
 import itertools
 from typing import Any, Literal
 
-from anakin.loop import Anakin, Members
+from anakin.loop import Anakin
+from anakin.members import Members
 from podracer import hosts, mesh
 from podracer.envs.batch import Batch
 from podracer.envs.host import jittable

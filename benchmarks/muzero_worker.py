@@ -104,7 +104,8 @@ def main() -> None:
         make = lambda: Anakin(make_agent(args, env), env, per_core, args.unroll, updates_per_call=1)
         blocks.serve_anakin(make, vars(args), args.seconds, say)
         return
-    from sebulba.loop import Lag, Sebulba
+    from sebulba.lag import Lag
+    from sebulba.loop import Sebulba
     from sebulba.topology import split
 
     threads = 2

@@ -75,7 +75,8 @@ def make_loop(args: argparse.Namespace, batch_size: int, unroll_length: int) -> 
     """Sebulba with IMPALA, policy and value on one trunk."""
     from podracer import agents, envs
     from podracer.agents.impala import Config
-    from sebulba.loop import Lag, Sebulba
+    from sebulba.lag import Lag
+    from sebulba.loop import Sebulba
     from sebulba.topology import split
 
     env = envs.on_host(envs.make(args.env, **args.env_options), batch_size)

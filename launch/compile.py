@@ -103,8 +103,8 @@ def sebulba_programs(agent: Any, env: Any, settings: Any, topology: Topology) ->
     import jax
 
     from podracer import envs
+    from sebulba.example import example
     from sebulba.learner import Learner
-    from sebulba.loop import example
 
     batch_size = settings.batch_size or getattr(env, "batch_size", 64)
     env, acting = envs.on_host(env, batch_size), settings.actor_cores

@@ -113,7 +113,8 @@ def look(cpu: list[dict[str, Any]] | str, elsewhere: list[dict[str, Any]] | str)
     """
     import jax
 
-    from podracer import mesh, runs
+    from podracer import mesh
+    from podracer.facts import environment_facts
 
     hosts.connect()
     tasks = [Task(**each) for given in (cpu, elsewhere) if not isinstance(given, str) for each in given]
@@ -125,7 +126,7 @@ def look(cpu: list[dict[str, Any]] | str, elsewhere: list[dict[str, Any]] | str)
         raise UserError(chosen)
     loops = [_traced(Task(**each)) for each in chosen]
     spec = loops[0].batch.spec if hasattr(loops[0], "batch") else loops[0].env.spec
-    facts = runs.environment_facts(mesh.make()) | {"frame_skip": spec.frame_skip}
+    facts = environment_facts(mesh.make()) | {"frame_skip": spec.frame_skip}
     facts |= {"device_kind": jax.devices()[0].device_kind, "local_devices": jax.local_device_count()}
     facts |= {"processors": mesh.physical_cores(), "processes": hosts.count()}
     facts |= {"first_process": hosts.is_first()}

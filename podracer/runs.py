@@ -1,36 +1,21 @@
-"""What every run has, whatever the architecture: its directory, its facts, its way to stop."""
+"""What every run has, whatever the architecture: its directory, and its way to go on from there."""
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
-import datetime
-import importlib.metadata
 import json
-import math
-import os
 import pathlib
-import platform
-import signal
-import subprocess
-import sys
-import threading
 import time
 import uuid
-from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-import jax
-
-from podracer import config, exits, hosts, mesh
+from podracer import config, exits, hosts, prometheus
 from podracer.errors import UserError
-from podracer.prometheus import Prometheus
+from podracer.reporting import check_sinks
 from podracer.rollcall import differences
 from podracer.saving import open_checkpoints
-from podracer.scoring import ScoredRun
-from podracer.sinks import JsonLines, Sink, TensorBoard, Terminal, WeightsAndBiases, drop_rows_after, import_wandb
-
-PACKAGES = ("podracer", "jax", "jaxlib", "flax", "optax", "rlax", "orbax-checkpoint", "numpy", "gymnax", "envpool")
+from podracer.settings import RunSettings, S, change
+from podracer.types import Agent
 
 
 class NonFiniteLoss(RuntimeError):
@@ -46,58 +31,6 @@ class NonFiniteLoss(RuntimeError):
             "Lower the learning rate, or use --nan skip to leave such updates out."
         )
         self.update = update
-
-
-class Interruption:
-    """Ctrl-C and SIGTERM as something that the loop asks for; a second Ctrl-C interrupts at once.
-
-    With several hosts, a signal to one of them stops all, at the same point of the program: see `hosts.preempted`.
-    Outside the main thread, where Python allows no handlers, it does nothing.
-    """
-
-    def __init__(self):
-        self.signal: int | None = None  # which one the run stops for, once `reached` has said so
-        self._got: int | None = None
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> Interruption:
-        # With several hosts SIGTERM is JAX's own, which tells the others of it.
-        numbers = (signal.SIGINT, signal.SIGTERM) if hosts.count() == 1 else (signal.SIGINT,)
-        if threading.current_thread() is threading.main_thread():
-            for number in numbers:
-                self._before[number] = signal.signal(number, self._handle)
-        return self
-
-    def __exit__(self, *_) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def _handle(self, number, frame) -> None:
-        if self._got is not None and number == signal.SIGINT:
-            raise KeyboardInterrupt
-        self._got = number
-        if hosts.count() > 1:
-            os.kill(os.getpid(), signal.SIGTERM)
-
-    def reached(self) -> bool:
-        """Whether to stop now. All hosts must ask equally often, at the same points; they get the same answer."""
-        if self.signal is None:
-            if hosts.preempted():
-                self.signal = self._got or signal.SIGTERM
-            elif hosts.count() == 1:
-                self.signal = self._got
-        return self.signal is not None
-
-    def leave(self, directory: pathlib.Path | None, steps: int) -> None:
-        """Raise what the signal asks for, now that everything is saved; nothing without a signal."""
-        if self.signal is None:
-            return
-        rest = f"; go on with: podracer resume {directory}" if directory is not None else ""
-        text = f"stopped at {steps:,} steps{rest}"
-        if self.signal == signal.SIGINT:
-            raise KeyboardInterrupt(text)
-        print(text, file=sys.stderr, flush=True)
-        raise SystemExit(exits.PREEMPTED)
 
 
 def create_directory(directory: pathlib.Path, content: dict[str, Any], again: bool = False) -> None:
@@ -202,89 +135,54 @@ def agree(settings: Any, cores: int | None, **more: Any) -> None:
     hosts.agree({"settings": dataclasses.asdict(settings), "cores": cores, **more})
 
 
-def check_sinks(directory: pathlib.Path | None, tensorboard: bool, wandb: bool) -> None:
-    """Refuse sinks that cannot work, before anything is written.
+def reopen(
+    directory: pathlib.Path,
+    architecture: str,
+    settings: S,
+    changes: dict[str, Any],
+    agent: Agent | None,
+    env: Any,
+) -> tuple[Agent, Any, S]:
+    """`(agent, env, settings)` of a run that is to go on.
+
+    Args:
+      directory: what `train` wrote.
+      architecture: of the run.
+      settings: those that the directory's take the place of.
+      changes: settings that are other ones from here on.
+      agent, env: the objects, where the run was made from Python objects without names.
 
     Raises:
-      UserError: wandb is not installed, or there is no directory for the files.
+      UserError: there is no such run, or something does not fit.
     """
-    if directory is None and (tensorboard or wandb):
-        name = "tensorboard" if tensorboard else "wandb"
-        raise UserError(f"{name} is on, but there is no run directory for its files. Give a run_dir.")
-    if wandb:
-        import_wandb()
+    content = config.read(directory, architecture)
+    if agent is None or env is None:
+        built = config.build(config.read_recipe(directory))
+        agent, env = agent or built[0], built[1] if env is None else env
+    kept = {name: tuple(value) if isinstance(value, list) else value for name, value in content["settings"].items()}
+    settings = change(change(settings, kept), changes)
+    check_reports(settings, directory)
+    return agent, env, settings
 
 
-@contextlib.contextmanager
-def open_sinks(
-    run: ScoredRun, given: Sequence[Sink] | None, total_steps: int, members: int = 1
-) -> Iterator[tuple[list[Sink], Callable[[str], None]]]:
-    """`(sinks, note)`: the files of the run directory beside the `given` sinks, or a terminal where None are given.
+def check_reports(settings: RunSettings, directory: pathlib.Path | None) -> None:
+    """Refuse ways to report that cannot work, before anything is written.
 
-    `note(text)` says a line in the terminal. All sinks are closed at the end. Of several hosts only the first has any.
+    Raises:
+      UserError: wandb is not installed, there is no directory for files, or the port is taken.
     """
-    if not hosts.is_first():
-        yield [], lambda text: None
-        return
-    terminal = None
-    if given is None:
-        terminal = Terminal(total_steps, f"{run.agent.name} on {run.env_name}", members)
-    with contextlib.ExitStack() as stack:
-        sinks: list[Sink] = []
-        for sink in (*(given or ()), *([terminal] if terminal else []), *_default_sinks(run)):
-            stack.callback(sink.close)
-            sinks.append(sink)
-        yield sinks, terminal.note if terminal else lambda text: None
+    check_sinks(directory, settings.tensorboard, settings.wandb)
+    prometheus.check_port(settings.metrics_port)
 
 
-def _default_sinks(run: ScoredRun) -> Iterator[Sink]:
-    """The files of a run directory, and what else was asked for, for a run that goes on after `run.steps`."""
-    if run.settings.metrics_port is not None:
-        yield Prometheus(run.settings.metrics_port, {"agent": run.agent.name, "env": run.env_name})
-    if run.directory is None:
-        return
-    # A run that was killed has rows from after its last checkpoint: they will be written again.
-    drop_rows_after(run.directory / "metrics.jsonl", run.steps)
-    yield JsonLines(run.directory / "metrics.jsonl")
-    if run.settings.tensorboard:
-        yield TensorBoard(run.directory / "tensorboard", run.steps)
-    if run.settings.wandb:
-        yield WeightsAndBiases(run.directory, config.read(run.directory))
+def check_unfinished(directory: pathlib.Path, settings: RunSettings, meta: dict[str, Any]) -> None:
+    """Refuse to go on from a checkpoint where there is nothing left to do.
 
-
-def memory_of(compiled: Any) -> str:
-    """Estimated memory of a compiled program, in words."""
-    analysis = compiled.memory_analysis()
-    if analysis is None:
-        return "an unknown amount of memory"
-    used = analysis.argument_size_in_bytes + analysis.temp_size_in_bytes + analysis.output_size_in_bytes
-    return f"{max(math.ceil((used - analysis.alias_size_in_bytes) / 1e6), 1):,} MB"
-
-
-def environment_facts(cores: Any) -> dict[str, Any]:
-    """What one must know to repeat a run: command, versions, commit, devices, date."""
-    return {
-        "command": [pathlib.Path(sys.argv[0]).name, *sys.argv[1:]],
-        "versions": {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
-        "git_commit": _git_commit(),
-        "devices": mesh.describe(list(cores.devices.flat)),
-        "platform": jax.default_backend(),
-        "started": datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-    }
-
-
-def _version(name: str) -> str | None:
-    try:
-        return importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return None
-
-
-def _git_commit() -> str | None:
-    """The commit of the source tree this runs from, or None."""
-    here = pathlib.Path(__file__).resolve().parent
-    command = ["git", "-C", str(here), "rev-parse", "HEAD"]
-    try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=5, check=True).stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        return None
+    Raises:
+      Finished: it is so.
+    """
+    if meta["steps"] >= settings.total_steps and not meta["evaluation_due"]:
+        raise Finished(
+            f"{directory} is finished: it has {meta['steps']:,} of {settings.total_steps:,} steps. "
+            "Give a larger --total-steps to go on."
+        )

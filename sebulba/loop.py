@@ -19,68 +19,25 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from podracer import hosts, profile
-from podracer.envs.host import HostEnvironment, host_time_step
-from podracer.errors import UserError, check_divides, check_number
-from podracer.types import Agent, TimeStep, Trajectory
-from sebulba.actor import Actor, ActorPrograms, Episode, Rollout, pack
+from podracer.envs.host import HostEnvironment
+from podracer.errors import check_divides, check_number
+from podracer.types import Agent
+from sebulba.actor import Actor, ActorPrograms, Rollout, pack
+from sebulba.example import example, start, zeros
+from sebulba.lag import Lag
 from sebulba.learner import Learner
 from sebulba.params import ParamStore
 from sebulba.queue import Queue
+from sebulba.seeds import environment_seeds
 from sebulba.threads import Supervisor
 from sebulba.topology import Topology
-
-SEEDS_PER_RUN = 2**30  # environment seeds of training are below it, those of evaluations are not
-
-
-class Lag(NamedTuple):
-    """How old the params that act may be.
-
-    Attributes:
-      updates: learner updates between acting and learning: exactly (fixed), or at most.
-      fixed: each rollout waits for its own version; otherwise it takes the newest, and too old ones are dropped.
-    """
-
-    updates: int
-    fixed: bool
-
-    def __str__(self) -> str:
-        return f"{'fixed' if self.fixed else 'bounded'}:{self.updates}" if self.updates or not self.fixed else "sync"
-
-    @staticmethod
-    def parse(text: str) -> Lag:
-        """`sync`, `fixed`, `fixed:K` or `bounded:K`.
-
-        Raises:
-          UserError: it is none of these.
-        """
-        kind, _, number = text.replace(" ", ":").partition(":")
-        if kind == "sync" and not number:
-            return Lag(0, True)
-        if kind in ("fixed", "bounded") and (number.isdigit() or (kind == "fixed" and not number)):
-            lag = Lag(int(number or 1), kind == "fixed")
-            if lag.fixed or lag.updates >= 1:
-                return lag
-        raise UserError(f"lag is '{text}'; expected sync, fixed, fixed:K, or bounded:K with K >= 1.")
-
-
-class Update(NamedTuple):
-    """What the learner says after each update."""
-
-    number: int  # updates so far
-    steps: int  # decisions learned from so far, over all hosts
-    acted: int  # decisions of this run's actor threads so far, on this host; those on their way or dropped included
-    metrics: dict[str, float]  # means over the learner steps of this update
-    episodes: list[Episode]
-    lags: list[int]  # of the trajectories consumed
-    dropped: int  # trajectories too old, so far
-    waits: dict[str, float]  # seconds: the actors' (mean over threads) and the learner's
+from sebulba.update import Update
 
 
 class Sebulba:
@@ -168,7 +125,7 @@ class Sebulba:
             _, params = self._store.get(core)
             key = jax.device_put(jax.random.fold_in(self._key, 0), core)
             before = jax.device_put(self.agent.initial_actor_state(size), core)
-            timestep = _start(_zeros(self.env.spec.observation, size), size)
+            timestep = start(zeros(self.env.spec.observation, size), size)
             seen, flags = timestep.observation, pack(timestep)
             _, state, _ = self._programs.act(params, before, seen, flags, key, np.uint32(0))
             output, _, seen = self._programs.act(params, state, seen, flags, key, np.uint32(0))
@@ -287,43 +244,3 @@ class Sebulba:
     @profile.phases("publishing")
     def _publish(self) -> None:
         self._store.publish(self.learner.updates, self.learner.state.params)
-
-
-def example(agent: Agent, env: HostEnvironment, size: int, unroll_length: int) -> Trajectory:
-    """A trajectory of `size` environments as `agent` makes it of observations of zeros: for shapes, inside a trace."""
-    key = jax.random.key(0)
-    params, actor_state = agent.initial_learner_state(key).params, agent.initial_actor_state(size)
-    timestep = _start(_zeros(env.spec.observation, size), size)
-    output, _ = agent.actor_step(params, actor_state, timestep, key)
-    repeat = lambda tree, times: jax.tree.map(lambda leaf: jnp.stack([jnp.asarray(leaf)] * times), tree)
-    return Trajectory(repeat(timestep, unroll_length + 1), repeat(output, unroll_length), actor_state)
-
-
-def _zeros(spec: Any, batch_size: int) -> Any:
-    """Observations [B, ...] of a spec; action masks allow everything."""
-    return jax.tree.map(lambda leaf: np.full((batch_size, *leaf.shape), np.dtype(leaf.dtype) == bool, leaf.dtype), spec)
-
-
-def _start(observation: Any, batch_size: int) -> TimeStep:
-    """The time step of a first reset."""
-    ones = np.ones(batch_size, np.float32)
-    return host_time_step(observation, 0 * ones, ones, ones > 0, ones < 0)
-
-
-def environment_seeds(seed: int, restarts: int, host: int, num_threads: int, batch_size: int) -> list[list[int]]:
-    """Seeds [threads][B], disjoint over hosts, threads and environments, and new after each restart.
-
-    Drawn by numpy's SeedSequence from (seed, restarts, host): neighbouring seeds give unrelated lists, where adding
-    the numbers up would give environment 1 of seed 0 the seed of environment 0 of seed 1.
-    """
-    count = num_threads * batch_size
-    rng = np.random.default_rng(np.random.SeedSequence((seed, restarts, host)))
-    drawn = _distinct(rng, count)
-    assert len(set(drawn.tolist())) == count
-    return drawn.reshape(num_threads, batch_size).tolist()
-
-
-def _distinct(rng: np.random.Generator, count: int) -> np.ndarray:
-    """`count` different numbers, without a permutation of all."""
-    drawn = np.unique(rng.integers(0, SEEDS_PER_RUN, 2 * count + 100))
-    return rng.permutation(drawn)[:count]

@@ -17,8 +17,9 @@ from podracer import hosts
 from podracer.envs.host import HostEnvironment
 from sebulba import probe
 from sebulba.actor import Actor, ActorPrograms, pack
-from sebulba.loop import Sebulba, Update
+from sebulba.loop import Sebulba
 from sebulba.probe import Done
+from sebulba.update import Update
 
 WITHOUT_LIMIT = 2**31  # updates
 PROBE_UPDATES = 3  # that tell several hosts how long one takes

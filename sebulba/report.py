@@ -11,7 +11,8 @@ from podracer import hosts
 from podracer.envs.atari_scores import human_normalised
 from podracer.metrics import EpisodeSums, ReturnWindow
 from sebulba.actor import Episode
-from sebulba.loop import Sebulba, Update
+from sebulba.loop import Sebulba
+from sebulba.update import Update
 
 ACTING = ("environment", "inference", "transfer")  # what an actor thread does; it waits in "params" and "queue_put"
 

@@ -9,7 +9,8 @@ from podracer.envs.host import on_host
 from podracer.errors import check_number
 from podracer.settings import RunSettings
 from podracer.types import Agent
-from sebulba.loop import Lag, Sebulba
+from sebulba.lag import Lag
+from sebulba.loop import Sebulba
 from sebulba.topology import split
 
 

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from anakin.loop import Anakin, Members
+from anakin.loop import Anakin
+from anakin.members import Members
 from podracer import agents, envs, mesh, networks
 from podracer.agents.a2c import Config
 from podracer.errors import UserError

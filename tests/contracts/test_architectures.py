@@ -8,7 +8,8 @@ import pytest
 
 from anakin.loop import Anakin
 from podracer.envs.host import on_host
-from sebulba.loop import Lag, Sebulba
+from sebulba.lag import Lag
+from sebulba.loop import Sebulba
 from sebulba.topology import split
 from tests.contracts.agents import CASES, SPECS, B, Case, T, make_case
 from tests.contracts.noise import Noise

@@ -11,9 +11,10 @@ import pytest
 from launch import figures, points, scaling, sweep, worker
 from podracer import mesh
 from podracer.errors import UserError
-from podracer.runs import PACKAGES
+from podracer.facts import PACKAGES
 from sebulba import measure
-from sebulba.loop import Lag, Sebulba
+from sebulba.lag import Lag
+from sebulba.loop import Sebulba
 from sebulba.topology import split
 from tests.launch.bench import bench
 from tests.sebulba.scripted import OPEN, Scripted

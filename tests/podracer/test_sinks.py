@@ -14,7 +14,7 @@ import sys
 
 import pytest
 
-from podracer import runs, sinks
+from podracer import reporting, sinks
 from podracer.errors import UserError
 
 ROW = {"steps": 100, "updates": 2, "train_s": 0.5, "steps_per_s": 1234.5, "return_mean": 0.25}
@@ -91,7 +91,7 @@ def test_without_wandb_the_message_says_how_to_get_it(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     for use in (
         lambda: sinks.WeightsAndBiases(tmp_path, {}),
-        lambda: runs.check_sinks(tmp_path, False, True),
+        lambda: reporting.check_sinks(tmp_path, False, True),
     ):
         with pytest.raises(UserError, match=r"wandb is not installed.*pip install 'podracer\[wandb\]'"):
             use()

@@ -13,7 +13,8 @@ from anakin.loop import Anakin
 from podracer import agents, envs, networks
 from podracer.envs.batch import Batch
 from podracer.envs.host import HostStep
-from sebulba.loop import Lag, Sebulba
+from sebulba.lag import Lag
+from sebulba.loop import Sebulba
 from sebulba.topology import split
 
 T, B, UPDATES = 5, 8, 4

@@ -13,7 +13,9 @@ from podracer import agents, networks
 from podracer.agents.a2c import Config
 from podracer.envs.host import on_host
 from podracer.errors import UserError
-from sebulba.loop import Lag, Sebulba, environment_seeds
+from sebulba.lag import Lag
+from sebulba.loop import Sebulba
+from sebulba.seeds import environment_seeds
 from sebulba.topology import split
 from tests.sebulba.scripted import OPEN, Scripted
 

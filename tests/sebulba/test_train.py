@@ -23,7 +23,7 @@ from podracer.errors import UserError
 from podracer.runs import NonFiniteLoss
 from sebulba import probe
 from sebulba.report import starvation
-from sebulba.train import Run
+from sebulba.run import Run
 from tests.sebulba.scripted import OPEN, Scripted
 
 WAITS = ["queue_get", "learner_step", "publish", "environment", "inference", "transfer", "params", "queue_put"]
