@@ -10,7 +10,6 @@ once. What lies hidden in the state (a deck already shuffled) is seen, though: A
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -57,7 +56,11 @@ def alphazero(spec: Spec, config: AlphaZeroConfig = AlphaZeroConfig(), network: 
         )
     model = environment_model(spec)
     if config.rule == "gumbel":
-        search = planning.gumbel_search(config, model, _by_known_range(config) if spec.alternating else None)
+        # Values of games of two are known to lie in a range. Stretched to that of each node, moves that are as good as
+        # one another would be told apart by the noise of their values; policies then become certain of one of them, and
+        # self-play forgets the others.
+        known = 2 * config.value_limit if spec.alternating else 0.0
+        search = planning.gumbel_search(config, model, max(config.value_range, known))
     else:
         search = planning.muzero_search(config, model)
 
@@ -66,17 +69,6 @@ def alphazero(spec: Spec, config: AlphaZeroConfig = AlphaZeroConfig(), network: 
 
     rebuild = lambda config: alphazero(spec, config, network)
     return assemble("alphazero", spec, config, network, search, think, rebuild)
-
-
-def _by_known_range(config: AlphaZeroConfig) -> Callable:
-    """Q-values on a scale that is the same at all nodes, from -value_limit to value_limit.
-
-    Stretched to the range of the node, as usual, moves that are as good as one another would be told apart by the
-    noise of their values. Policies then become certain of one of them, and self-play forgets the others.
-    """
-    qtransform = planning.implementation(config.search).qtransform_completed_by_mix_value
-    scale = config.value_scale / (2 * config.value_limit)
-    return functools.partial(qtransform, value_scale=scale, rescale_values=False)
 
 
 def environment_model(spec: Spec) -> Model:

@@ -180,12 +180,17 @@ class Gumbel:
     """Scale of the noise while acting; 0 always takes the action that looks best."""
     value_scale: float = 0.1
     """c_scale: the weight of values against the policy. The less, the longer the policy stays undecided."""
+    value_range: float = 1e-8
+    """Each node's values are stretched to [0, 1], but by no more than if they spanned this: what differs less than it
+    by the model's errors alone then decides less. Try about the worth of one reward where most choices do not matter.
+    """
 
     def __post_init__(self):
         super().__post_init__()  # type: ignore[misc]  # of the config that has these settings
         check_number("max_considered_actions", self.max_considered_actions, minimum=1, whole=True)
         check_number("gumbel_scale", self.gumbel_scale, minimum=0)
-        check_number("value_scale", self.value_scale, minimum=0, exclusive=True)
+        for name in ("value_scale", "value_range"):
+            check_number(name, getattr(self, name), minimum=0, exclusive=True)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -93,13 +93,13 @@ def muzero_search(config: Config | AlphaZeroConfig, model: Model = LEARNT) -> Se
 
 
 def gumbel_search(
-    config: GumbelConfig | AlphaZeroConfig, model: Model = LEARNT, qtransform: Callable | None = None
+    config: GumbelConfig | AlphaZeroConfig, model: Model = LEARNT, value_range: float | None = None
 ) -> Search:
     """Sequential halving with Gumbel noise (Danihelka et al. 2022, sections 3 and 4).
 
-    `qtransform` takes the place of the default, which stretches the Q-values of each node to [0, 1].
+    `value_range` takes the place of the config's.
     """
-    return _over_all(_gumbel(config, qtransform), model)
+    return _over_all(_gumbel(config, value_range), model)
 
 
 def sampled_search(config: SampledConfig, sampler: Sampler) -> Search:
@@ -196,11 +196,15 @@ def temperature(config: Config | AlphaZeroConfig | SampledConfig, updates: Array
     return jnp.where(done < 0.5, start, jnp.where(done < 0.75, jnp.sqrt(start * end), end))
 
 
-def _gumbel(config: GumbelConfig | AlphaZeroConfig | SampledConfig, qtransform: Callable | None = None) -> TreeSearch:
+def _gumbel(config: GumbelConfig | AlphaZeroConfig | SampledConfig, value_range: float | None = None) -> TreeSearch:
     library = implementation(config.search)
     policy = library.gumbel_muzero_policy
     more = {"mode": "rounds"} if config.search == "rounds" else {}
-    scaled = functools.partial(library.qtransform_completed_by_mix_value, value_scale=config.value_scale)
+    scaled = functools.partial(
+        library.qtransform_completed_by_mix_value,
+        value_scale=config.value_scale,
+        epsilon=config.value_range if value_range is None else value_range,
+    )
 
     def search(weights, key, root, recurrent, legal, acting):
         output = policy(
@@ -212,7 +216,7 @@ def _gumbel(config: GumbelConfig | AlphaZeroConfig | SampledConfig, qtransform: 
             invalid_actions=None if legal is None else ~legal,
             max_num_considered_actions=config.max_considered_actions,
             gumbel_scale=0.0 if acting is None else config.gumbel_scale,
-            qtransform=qtransform or scaled,
+            qtransform=scaled,
             **more,
         )
         return _plan(output)

@@ -93,6 +93,30 @@ def test_both_searches_plan_alike(name, kind):
         assert close.mean() > 0.95
 
 
+@pytest.mark.parametrize(("value_range", "stretched"), [(1e-8, 1.0), (0.01, 1.0), (1.0, 0.01)])
+@pytest.mark.parametrize("search", ["fast", "mctx"])
+def test_small_differences_of_value_are_stretched_no_further_than_to_the_range(search, value_range, stretched):
+    """Two actions, worth 0 and 0.01, each looked at once; `stretched` is what the 0.01 counts for."""
+    config = muzero.GumbelConfig(num_simulations=2, search=search, value_scale=0.05, value_range=value_range)
+
+    def root(planner, weights, observation):
+        zeros = jnp.zeros((1,))
+        return planning.record("RootFnOutput")(prior_logits=jnp.zeros((1, 2)), value=zeros, embedding=zeros)
+
+    def recurrent(weights, key, action, latent):
+        reward, zeros = 0.01 * action.astype(jnp.float32), jnp.zeros((1,))
+        made = planning.record("RecurrentFnOutput")(
+            reward=reward, discount=zeros, prior_logits=jnp.zeros((1, 2)), value=zeros
+        )
+        return made, latent
+
+    plan = planning.gumbel_search(config, planning.Model(root, lambda planner: recurrent))(
+        None, None, None, None, jax.random.key(0), None
+    )
+    weight = np.exp(0.05 * (50 + 1) * stretched)  # 50 and the most visits
+    np.testing.assert_allclose(plan.policy[0], np.array([1, weight]) / (1 + weight), rtol=1e-3)
+
+
 def test_the_temperature_falls_in_three_stages():
     config = muzero.Config(temperature_start=1.0, temperature_end=0.25, temperature_updates=100)
     found = [float(planning.temperature(config, jnp.int32(updates))) for updates in (0, 49, 50, 74, 75, 1000)]
