@@ -48,7 +48,7 @@ def go_on(
         Saver(run) as saver,
         open_sinks(run, sinks, total_steps, loop.num_members) as (sinks, note),
         Interruption() as interruption,
-        Watchdog(settings.stall_timeout) as watchdog,
+        Watchdog(settings.stall_timeout, hosts.leave) as watchdog,
         profile.tracing(settings.profile, run.directory) as trace,
     ):
         _introduce(run, total_steps, note, notes)

@@ -256,7 +256,12 @@ def read_recipe(directory: pathlib.Path) -> Recipe:
     Raises:
       UserError: the run was made from Python objects that have no names.
     """
-    recipe = read(directory).get("recipe")
+    return recipe_of(read(directory), directory)
+
+
+def recipe_of(content: dict[str, Any], directory: pathlib.Path) -> Recipe:
+    """The recipe in what `read` found in a run directory; raises like `read_recipe`."""
+    recipe = content.get("recipe")
     if recipe is None:
         raise UserError(
             f"{directory} was trained from Python objects that names cannot make again. "

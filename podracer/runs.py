@@ -9,7 +9,9 @@ import time
 import uuid
 from typing import Any
 
-from podracer import config, exits, hosts, prometheus
+import numpy as np
+
+from podracer import config, exits, hosts, manifest, prometheus
 from podracer.errors import UserError
 from podracer.reporting import check_sinks
 from podracer.rollcall import differences
@@ -46,20 +48,35 @@ def create_directory(directory: pathlib.Path, content: dict[str, Any], again: bo
     """
     hosts.on_first(lambda: _create(directory, content, again))
     if hosts.count() > 1:
-        _check_shared(directory)
+        apart = content["settings"].get("checkpoint_dir")
+        if apart is None:
+            _check_shared(directory, "run directory", "--run")
+        elif manifest.is_local(apart):
+            _check_shared(pathlib.Path(apart), "checkpoint_dir", "--checkpoint-dir")
 
 
-def _check_shared(directory: pathlib.Path) -> None:
+def _check_shared(directory: pathlib.Path, name: str, flag: str) -> None:
     """Refuse a directory on the first host's own disk: every host writes its part of the checkpoints."""
+    probe = directory / f".shared-{hosts.from_first(np.uint32(uuid.uuid4().int % 2**32))}"
+
+    def leave_it():
+        try:
+            directory.mkdir(parents=True, exist_ok=True)
+            probe.touch()
+        except OSError as error:
+            raise UserError(f"{name} {directory} cannot be written: {error.strerror}. Choose another {flag}.") from None
+
+    hosts.on_first(leave_it)
     deadline = time.monotonic() + 5.0  # a network's file system may show it a little later
-    while not (directory / "config.json").is_file() and time.monotonic() < deadline:
+    while not probe.exists() and time.monotonic() < deadline:
         time.sleep(0.1)
-    seen = hosts.gather("directory", (directory / "config.json").is_file())
+    seen = hosts.gather("directory", probe.exists())
+    hosts.on_first(lambda: probe.unlink(missing_ok=True))
     if not all(seen):
         blind = ", ".join(str(host) for host, sees in enumerate(seen) if not sees)
         raise UserError(
-            f"run directory {directory} of host 0 is not there on host {blind}; expected one that all hosts share. "
-            "Choose a --run on a network's file system or in a bucket."
+            f"{name} {directory} of host 0 is not there on host {blind}; expected one that all hosts share. "
+            f"Choose a {flag} on a network's file system or in a bucket."
         )
 
 
@@ -155,9 +172,9 @@ def reopen(
     Raises:
       UserError: there is no such run, or something does not fit.
     """
-    content = config.read(directory, architecture)
+    content = hosts.on_first(lambda: config.read(directory, architecture))  # others may not see it
     if agent is None or env is None:
-        built = config.build(config.read_recipe(directory))
+        built = config.build(config.recipe_of(content, directory))
         agent, env = agent or built[0], built[1] if env is None else env
     kept = {name: tuple(value) if isinstance(value, list) else value for name, value in content["settings"].items()}
     settings = change(change(settings, kept), changes)

@@ -17,6 +17,8 @@ from collections.abc import Callable, Iterator
 
 from podracer import exits
 
+FAREWELL_S = 5.0  # for the other hosts to hear of it
+
 
 def beside(function: Callable[[], None], name: str) -> None:
     """Run `function` beside the program; it ends with the process."""
@@ -33,10 +35,12 @@ class Watchdog:
 
     Args:
       timeout_s: so much silence ends the process, status 73.
+      leave: `(status, why)` ends the process and tells the other hosts why. It may itself hang, where the host that
+        carries the messages is the one that stands still.
     """
 
-    def __init__(self, timeout_s: float):
-        self._timeout_s = timeout_s
+    def __init__(self, timeout_s: float, leave: Callable[[int, str], object]):
+        self._timeout_s, self._leave = timeout_s, leave
         self._last: float | None = None  # None: it does not count
         self._done = flag()
 
@@ -66,10 +70,8 @@ class Watchdog:
 
     def _bite(self) -> None:
         faulthandler.dump_traceback(sys.stderr, all_threads=True)
-        print(
-            f"podracer: no call has finished for {self._timeout_s:g} s (--stall-timeout); the stacks of all threads "
-            "are above",
-            file=sys.stderr,
-            flush=True,
-        )
+        why = f"no call has finished for {self._timeout_s:g} s (--stall-timeout)"
+        print(f"podracer: {why}; the stacks of all threads are above", file=sys.stderr, flush=True)
+        beside(lambda: self._leave(exits.STALLED, why), "farewell")
+        time.sleep(FAREWELL_S)
         os._exit(exits.STALLED)

@@ -107,7 +107,7 @@ def resume(
     directory = pathlib.Path(run_dir)
     changes |= {} if total_steps is None else {"total_steps": total_steps}
     agent, env, settings = reopen(directory, "sebulba", Settings(), changes, agent, env)
-    checkpoints = open_checkpoints(directory)
+    checkpoints = open_checkpoints(directory, place=settings.checkpoint_dir)
     agree(settings, cores)
 
     def make(meta: dict[str, Any]) -> tuple[Sebulba, dict[str, Any]]:

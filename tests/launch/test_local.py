@@ -114,6 +114,21 @@ def test_a_signal_to_one_host_stops_all_at_the_same_update_and_one_host_goes_on(
     assert (run.steps, run.loop.num_cores, run.loop.batch_per_core) == (steps + 160, 2, 8)
 
 
+def test_hosts_need_share_no_more_than_the_place_of_the_checkpoints(tmp_path):
+    """Each with a run directory on its own disk; they go on from there, too."""
+    for steps in (320, 640):
+        line = [*ANAKIN, "--total-steps", steps, "--evaluations", "1", "--or-resume"]
+        line += ["--checkpoint-dir", tmp_path / "shared"]
+        processes = start_each(*([*line, "--run", tmp_path / f"{host}" / "run"] for host in (0, 1)))
+        with running(*processes):
+            ends = [end(process) for process in processes]
+        assert [status for status, _, _ in ends] == [0, 0], ends
+    assert [row["steps"] for row in rows(tmp_path / "0" / "run") if "updates" in row] == [160, 320, 480, 640]
+    assert not (tmp_path / "1").exists()
+    assert sorted(path.name for path in (tmp_path / "shared").iterdir()) == ["best", "checkpoints"]
+    assert anakin.resume(tmp_path / "0" / "run", cores=4, total_steps=800, sinks=[]).steps == 800
+
+
 def test_hosts_that_were_started_differently_name_the_field(tmp_path):
     """Before anything is compiled or written; all of them, with status 2."""
     line = [*ANAKIN, "--run", tmp_path / "run"]
@@ -157,13 +172,17 @@ def test_an_exception_on_one_host_ends_all_within_seconds():
     assert ends[1][2].strip().splitlines()[-1] == "ValueError: the second host fails here"
 
 
-def test_a_host_that_stands_still_is_noticed_by_the_others(tmp_path):
-    """It lives, and answers to no one: the other calls it a stall, with its stacks, and the launcher ends them all."""
+@pytest.mark.parametrize("index", [0, 1])
+def test_a_host_that_stands_still_is_noticed_by_the_others(index, tmp_path):
+    """It lives, and answers to no one: the other calls it a stall, with its stacks, and the launcher ends them all.
+
+    The first host carries the messages: where it stands still, nobody can be told.
+    """
     process = launch("--", *ANAKIN, *FOR_EVER, "--stall-timeout", "3", "--run", tmp_path / "run")
     with running(process):
         wait_for_rows(tmp_path / "run", 3, process)
         pids = children(process.pid)
-        os.kill(pids[1], signal.SIGSTOP)
+        os.kill(pids[index], signal.SIGSTOP)
         status, _, err = end(process, 100)
     assert status == 73, err
     assert "no call has finished for 3 s (--stall-timeout)" in err and "most recent call first" in err

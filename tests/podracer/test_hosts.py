@@ -205,11 +205,14 @@ def test_a_status_is_worth_a_restart_or_not():
 
 
 def test_a_program_that_hangs_is_ended_with_the_stacks_of_its_threads():
-    """Pauses do not count, and nothing before the first beat."""
+    """Pauses do not count, and nothing before the first beat. Telling the others may hang, too."""
     code = """
 import time
 from podracer.watchdog import Watchdog
-with Watchdog(0.5) as watchdog:
+def leave(status, why):
+    print(status, why, flush=True)
+    time.sleep(60)
+with Watchdog(0.5, leave) as watchdog:
     time.sleep(1)
     watchdog.beat()
     with watchdog.paused():
@@ -223,7 +226,8 @@ with Watchdog(0.5) as watchdog:
     hangs()
 """
     done = subprocess.run([sys.executable, "-c", code], env=environment(), capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (exits.STALLED, "alive\n"), done.stderr
+    told = "alive\n73 no call has finished for 0.5 s (--stall-timeout)\n"
+    assert (done.returncode, done.stdout) == (exits.STALLED, told), done.stderr
     assert "in hangs" in done.stderr
     assert done.stderr.strip().splitlines()[-1].startswith("podracer: no call has finished for 0.5 s (--stall-timeout)")
 
