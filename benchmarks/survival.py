@@ -31,7 +31,7 @@ from collections.abc import Callable, Iterator
 HERE = pathlib.Path(__file__).resolve().parent
 sys.path[:0] = [str(HERE.parent), str(HERE)]
 
-TIMES = {"a": 100, "b": 30, "c": 50, "d": 200, "e": 3, "f": 3, "g": 100, "h": 6}
+TIMES = {"a": 100, "b": 30, "c": 50, "d": 200, "e": 3, "f": 3, "g": 100, "h": 18}
 
 
 @dataclasses.dataclass

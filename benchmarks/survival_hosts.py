@@ -13,12 +13,14 @@ import subprocess
 import sys
 import time
 
+import survival_signal
 from etils import epath
 from survival import Result
 
 from podracer import manifest, shelf
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
+HERE = pathlib.Path(__file__).resolve().parent
+ROOT = HERE.parent
 DEADLINE_S = 15.0  # until all processes are gone, after one of them is: on a machine that has nothing else to do, 5
 START_S = 300.0
 TRAIN = """train anakin --env catch --env.rows 5 --env.columns 3 --agent a2c --network.hidden 8 --batch-per-core 2
@@ -28,11 +30,12 @@ TRAIN = """train anakin --env catch --env.rows 5 --env.columns 3 --agent a2c --n
 class Job:
     """Two hosts on this machine, running one command."""
 
-    def __init__(self, command: list[str], folder: pathlib.Path, *options: str):
+    def __init__(self, command: list[str], folder: pathlib.Path, *options: str, **more: str):
         self.output = folder / "output"
         self._file = open(self.output, "wb")  # noqa: SIM115 (closed by `finish`)
         environment = {**os.environ, "JAX_COMPILATION_CACHE_DIR": str(ROOT / ".cache" / "xla")}
-        environment |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "PYTHONPATH": str(ROOT)}
+        environment |= {"JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0", "PYTHONPATH": f"{ROOT}:{HERE}"}
+        environment |= more
         line = [sys.executable, "-m", "launch.cli", "launch", "local", "--hosts", "2", "--cores-per-host", "2"]
         self.process = subprocess.Popen(
             [*line, *options, "--", *command], cwd=ROOT, env=environment, stdout=self._file, stderr=subprocess.STDOUT
@@ -104,8 +107,11 @@ def lost_hosts(times: int, seed: int, folder: pathlib.Path) -> list[Result]:
     result = Result(
         "b", f"one of two hosts killed or raising: all gone within {DEADLINE_S:.0f} s, the run goes on", 0, 0
     )
-    job = Job([*TRAIN.split(), "--run", str(run)], folder, "--max-restarts", str(times + 2))
+    command = TRAIN.replace("catch --env.rows 5 --env.columns 3", f"{HERE}/survival_faults.py:signalled")
+    job = Job([*command.split(), "--run", str(run)], folder, "--max-restarts", str(times + 2))
     slowest, at = 0.0, -1
+    # SIGABRT is what a failed assertion in a library comes to; SIGUSR1 raises a Python exception.
+    numbers = (signal.SIGKILL, signal.SIGUSR1, signal.SIGABRT)
     try:
         while result.tried < times:
             if not _await(job, lambda at=at: len(job.hosts) == 2 and max(_steps(run), default=-1) > at):
@@ -114,14 +120,16 @@ def lost_hosts(times: int, seed: int, folder: pathlib.Path) -> list[Result]:
             time.sleep(rng.uniform(0, 3))
             pids, at = job.hosts, max(_steps(run))
             victim = rng.choice(pids)
-            # SIGABRT is what a failed assertion in a library comes to.
-            number = rng.choice((signal.SIGKILL, signal.SIGKILL, signal.SIGABRT))
+            number = numbers[result.tried % len(numbers)]
             os.kill(victim, number)
             result.tried += 1
             took = _gone(pids, DEADLINE_S)
             after = max(_steps(run), default=-1)
-            if took is None or after < at:
-                result.failures.append(f"host {pids.index(victim)}, {number.name}: {took} s, {at} then {after}")
+            told = number != signal.SIGUSR1 or survival_signal.TEXT in job.said
+            if took is None or after < at or not told:
+                result.failures.append(
+                    f"host {pids.index(victim)}, {number.name}: {took} s, {at} then {after}, said {told}"
+                )
             else:
                 slowest = max(slowest, took)
                 result.good += 1
@@ -206,60 +214,26 @@ def missing_hosts(times: int, seed: int, folder: pathlib.Path) -> list[Result]:
 
 # h: faults of threads
 
-FAULTY = '''
-import os, time
-import numpy as np
-from podracer import envs
-
-class Faulty:
-    """Catch on the host, with one fault on one host after so many steps."""
-
-    def __init__(self, fault="raise", host=1, at=400):
-        self._inner = envs.on_host(envs.Catch(rows=5, columns=3), batch_size=8)
-        self._fault, self._at = fault, at
-        self._mine = os.environ.get("PODRACER_HOST", "0") == str(host)
-
-    spec = property(lambda self: self._inner.spec)
-    batch_size = property(lambda self: self._inner.batch_size)
-
-    def start(self, *arguments, **options):
-        return Batch(self._inner.start(*arguments, **options), self)
-
-class Batch:
-    def __init__(self, inner, owner):
-        self._inner, self._owner, self._steps = inner, owner, 0
-
-    def __getattr__(self, name):
-        return getattr(self._inner, name)
-
-    def step(self, action):
-        self._steps += 1
-        owner = self._owner
-        if owner._mine and self._steps == owner._at:
-            if owner._fault == "raise":
-                raise ValueError("the fault of this environment")
-            if owner._fault == "exit":
-                os._exit(139)
-            if owner._fault == "hang":
-                time.sleep(10**6)
-        return self._inner.step(action)
-'''
-FAULTS = {"raise": "the fault of this environment", "exit": "", "hang": "no sign of life"}
+FAULTS = {"raise": "the fault of this benchmark", "exit": "", "hang": "no sign of life"}
+PLACES = ("environment", "policy", "learner")
 
 
 def faults(times: int, seed: int, folder: pathlib.Path) -> list[Result]:
-    """Environments that raise, end their process, or hang, on either host."""
-    (folder / "faulty.py").write_text(FAULTY)
+    """Environments, policies and learners that raise, end their process, or hang, on either host."""
     result = Result(
-        "h", "Sebulba: an environment raises, crashes or hangs on one of two hosts: all end, and say why", 0, 0
+        "h",
+        "Sebulba: environment, policy or learner raises, crashes or hangs on one of two hosts: all end, and say why",
+        0,
+        0,
     )
-    cases = [(fault, host) for fault in FAULTS for host in (0, 1)]
+    cases = [(fault, place, host) for fault in FAULTS for place in PLACES for host in (0, 1)]
     for number in range(times):
-        fault, host = cases[number % len(cases)]
-        command = f"""train sebulba --env {folder}/faulty.py:Faulty --env.fault {fault} --env.host {host} --agent impala
-            --network mlp --network.hidden 8 --actor-cores 1 --threads-per-core 1 --unroll-length 5 --no-probe
+        fault, place, host = cases[number % len(cases)]
+        agent = f"{HERE}/survival_faults.py:faulty_impala"
+        command = f"""train sebulba --env {HERE}/survival_faults.py:FaultyCatch --agent {agent}
+            --actor-cores 1 --threads-per-core 1 --unroll-length 5 --no-probe
             --evaluations 0 --total-steps 10000000 --stall-timeout 20 --run {folder}/run{number}"""
-        job = Job(command.split(), folder)
+        job = Job(command.split(), folder, FAULT=fault, FAULT_WHERE=place, FAULT_HOST=str(host))
         try:
             status = job.wait(180)
             said, left = job.said, job.hosts
@@ -270,7 +244,8 @@ def faults(times: int, seed: int, folder: pathlib.Path) -> list[Result]:
         good = status not in (0, None) and FAULTS[fault] in said and not left
         result.good += good
         if not good:
-            result.failures.append(f"{fault} on host {host}: status {status}, left {left}: {said[-1500:]}")
+            words = f"{fault} in the {place} on host {host}"
+            result.failures.append(f"{words}: status {status}, left {left}: {said[-1500:]}")
     return [result]
 
 
