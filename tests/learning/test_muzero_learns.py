@@ -24,10 +24,14 @@ MAKERS = {
 @pytest.mark.parametrize(
     ("name", "more"),
     [
-        ("gumbel", {"search": "rounds", "sampling": "prioritised", "value_target": "network", "reanalysed": 32}),
-        ("muzero", {"temperature_updates": 200}),
+        pytest.param(
+            "gumbel",
+            {"search": "rounds", "sampling": "prioritised", "value_target": "network", "reanalysed": 32},
+            id="gumbel with everything",
+            marks=pytest.mark.long,
+        ),
+        pytest.param("muzero", {"temperature_updates": 200}, id="puct"),
     ],
-    ids=["gumbel with everything", "puct"],
 )
 def test_catch_is_solved(name, more):
     """Within 200,000 decisions. Nearly every ball is caught, with the noise of acting."""
