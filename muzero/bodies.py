@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from podracer.networks.atari import Conv, frames
+from podracer.networks.atari import Conv, cnn, frames
 from podracer.networks.mlp import flat_size, flatten, linear
 from podracer.specs import Action, Continuous, Discrete, Spec, features
 from podracer.types import Array
@@ -99,12 +99,33 @@ class VectorDynamics(nnx.Module):
         return latent + self.layers(jnp.concatenate([latent, moved_by], -1))
 
 
-class VectorBody(nnx.Module):
-    """Representation and dynamics on vectors: latents [N, width]."""
+class Flat(nnx.Module):
+    """Layers over all numbers of an observation."""
 
-    def __init__(self, spec: Spec, encoder: Encoder, width: int, depth: int, dynamics: bool, rngs: nnx.Rngs):
+    def __init__(self, spec: Spec, width: int, depth: int, rngs: nnx.Rngs):
+        self.layers = Layers(flat_size(features(spec.observation)), width, depth, width, 1.0, rngs)
+
+    def __call__(self, observation: Any) -> Array:
+        return self.layers(flatten(observation))
+
+
+class Seen(nnx.Module):
+    """A convolutional trunk, and a linear layer."""
+
+    def __init__(self, spec: Spec, trunk: cnn, width: int, rngs: nnx.Rngs):
+        self.trunk = trunk(features(spec.observation), rngs)
+        self.last = linear(trunk.dense, width, 1.0, rngs)
+
+    def __call__(self, observation: Any) -> Array:
+        return self.last(self.trunk(observation))
+
+
+class VectorBody(nnx.Module):
+    """Latents [N, width], from a representation of one's own."""
+
+    def __init__(self, representation: nnx.Module, encoder: Encoder, width: int, depth: int, dynamics: bool, rngs):
         self.shape = (width,)
-        self.representation = Layers(flat_size(features(spec.observation)), width, depth, width, 1.0, rngs)
+        self.representation = representation
         self.depth = depth
         if dynamics:
             self.dynamics = self.another(encoder.size, rngs)
@@ -114,7 +135,7 @@ class VectorBody(nnx.Module):
         return VectorDynamics(*self.shape, self.depth, inputs, rngs)
 
     def represent(self, observation: Any) -> Array:
-        return self.representation(flatten(observation))
+        return self.representation(observation)
 
 
 class PictureDynamics(nnx.Module):

@@ -17,12 +17,27 @@ from typing import Any, Literal, NamedTuple
 import jax
 from flax import nnx
 
-from muzero.bodies import Layers, PictureBody, VectorBody, action_encoder, bounded, flat, split, unit
+from muzero.bodies import (
+    Encoder,
+    Flat,
+    Layers,
+    PictureBody,
+    Seen,
+    VectorBody,
+    action_encoder,
+    bounded,
+    flat,
+    split,
+    unit,
+)
 from muzero.chance import Afterstate, Outcomes
 from podracer.errors import UserError, check_number, unknown
+from podracer.networks.atari import cnn
 from podracer.networks.policies import policy
 from podracer.specs import Continuous, Spec, features
 from podracer.types import Array
+
+KINDS = ("auto", "mlp", "resnet", "cnn")
 
 
 class Heads(NamedTuple):
@@ -46,8 +61,7 @@ class Model(nnx.Module):
 
     def __init__(self, spec: Spec, heads: Heads, config: network, rngs: nnx.Rngs):
         self.encoder = action_encoder(spec.action)
-        body = PictureBody if config.is_picture(spec) else VectorBody
-        self.body = body(spec, self.encoder, config.width, config.depth, heads.reward_bins > 0, rngs)
+        self.body = config.body(spec, self.encoder, heads.reward_bins > 0, rngs)
         size, hidden = math.prod(self.body.shape), config.head_width
 
         def head(outputs):
@@ -110,25 +124,32 @@ class network:  # a recipe reads as what it makes
     """Hidden layers, or residual blocks, of the representation and of the dynamics."""
     head_width: int = 64
     """Units of the hidden layer of each head."""
-    kind: Literal["auto", "mlp", "resnet"] = "auto"
-    """mlp for vectors, resnet for pictures and boards; auto looks at the observation."""
+    kind: Literal["auto", "mlp", "resnet", "cnn"] = "auto"
+    """mlp for vectors, resnet for pictures and boards; auto looks at the observation. cnn looks at a picture through
+    `trunk` and goes on as mlp, which is cheaper."""
+    trunk: cnn = cnn()
+    """The convolutions of cnn."""
 
     def __post_init__(self):
         for name in ("width", "depth", "head_width"):
             check_number(name, getattr(self, name), minimum=1, whole=True)
-        if self.kind not in ("auto", "mlp", "resnet"):
-            raise unknown("kind", str(self.kind), ("auto", "mlp", "resnet"), "Expected auto, mlp or resnet.")
+        if self.kind not in KINDS:
+            raise unknown("kind", str(self.kind), KINDS, f"Expected {', '.join(KINDS[:-1])} or {KINDS[-1]}.")
 
     def __call__(self, spec: Spec, heads: Heads, rngs: nnx.Rngs) -> Model:
         return Model(spec, heads, self, rngs)
 
-    def is_picture(self, spec: Spec) -> bool:
-        """Whether the observation is looked at with convolutions."""
+    def body(self, spec: Spec, encoder: Encoder, dynamics: bool, rngs: nnx.Rngs) -> PictureBody | VectorBody:
+        """What represents observations and moves latents."""
         pictures, _ = split(features(spec.observation), 3)
-        if self.kind == "resnet" and len(pictures) != 1:
+        if self.kind in ("resnet", "cnn") and len(pictures) != 1:
             shapes = [leaf.shape for leaf in jax.tree.leaves(features(spec.observation))]
             raise UserError(
-                f"{spec.name}: kind is resnet, but observations have the shapes {shapes}; expected one picture, of 3 "
-                "axes. Choose kind mlp or auto."
+                f"{spec.name}: kind is {self.kind}, but observations have the shapes {shapes}; expected one picture, "
+                "of 3 axes. Choose kind mlp or auto."
             )
-        return self.kind == "resnet" or (self.kind == "auto" and len(pictures) == 1)
+        width, depth = self.width, self.depth
+        if self.kind == "resnet" or (self.kind == "auto" and len(pictures) == 1):
+            return PictureBody(spec, encoder, width, depth, dynamics, rngs)
+        seen = Seen(spec, self.trunk, width, rngs) if self.kind == "cnn" else Flat(spec, width, depth, rngs)
+        return VectorBody(seen, encoder, width, depth, dynamics, rngs)

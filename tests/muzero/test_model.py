@@ -12,6 +12,7 @@ from muzero.checks import check_model
 from muzero.model import Heads, Model, network
 from podracer import specs
 from podracer.errors import UserError
+from podracer.networks.atari import cnn
 from podracer.networks.functional import functional
 from podracer.specs import Array, Continuous, Discrete, MultiDiscrete, Spec
 from tests.contracts.agents import SPECS, fast_jit, observations
@@ -24,6 +25,7 @@ PICTURES = {
     "small picture": (Array((10, 10, 4), np.bool_), (10, 10, 6)),
     "board": (Array((3, 3, 2), np.bool_), (3, 3, 6)),
     "picture and numbers": ({"picture": Array((6, 7, 2), np.uint8), "speed": Array((3,))}, (6, 7, 6)),
+    "picture and numbers through a trunk": ({"picture": Array((20, 18, 2), np.uint8), "speed": Array((3,))}, (6,)),
     "masked": (SPECS["masked"].observation, (6,)),
 }
 
@@ -45,7 +47,9 @@ def examples(leaf):
 def test_shapes_ranges_and_gradients_on_every_observation(kind):
     """Latents in [0, 1], every parameter used, and none of an observation's leaves ignored."""
     observation, shape = PICTURES[kind]
-    spec, net = built(observation, 9 if kind == "board" else 4)
+    trunk = cnn((4, 4), ((6, 3), (3, 1)), 8)
+    more = {"kind": "cnn", "trunk": trunk} if "trunk" in kind else {}
+    spec, net = built(observation, 9 if kind == "board" else 4, **more)
     weights = net.init(jax.random.key(0))
     seen = jax.tree.map(examples, specs.features(observation))
 
@@ -119,6 +123,8 @@ def test_a_kind_that_does_not_fit_is_refused():
         network(kind="resnt")
     with pytest.raises(UserError, match=r"kind is resnet.*\[\(3,\)\].*Choose kind mlp"):
         built(Array((3,)), kind="resnet")
+    with pytest.raises(UserError, match=r"kind is cnn.*\[\(3,\)\].*Choose kind mlp"):
+        built(Array((3,)), kind="cnn")
     assert built(PICTURES["small picture"][0], kind="mlp")[1].module.body.shape == (6,)
 
 
