@@ -119,6 +119,8 @@ def stop(name: str) -> str:
             'kill -s TERM -- "-$(cat pid)"',
             "for second in $(seq 60); do running || exit 0; sleep 1; done",
             'kill -s KILL -- "-$(cat pid)"',
+            # Until whoever took it over has buried it, a process that was killed still looks alive.
+            "for second in $(seq 10); do running || exit 0; sleep 1; done",
         ]
     )
 

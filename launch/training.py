@@ -106,7 +106,7 @@ def _read(architecture: str, arguments: list[str], command: str) -> Training:
         known = {field.name for field in dataclasses.fields(settings)}
         settings = dataclasses.replace(settings, **{k: v for k, v in preset.settings.items() if k in known})
         if network_name is None and preset.network is not None:
-            network = dataclasses.replace(config.network_recipe(preset.network), **preset.network_config)
+            network = config.network_recipe(preset.network, preset.network_config)
     if network_name is not None:
         network = config.network_recipe(network_name)
         if config.default_of(maker, "network") is None:

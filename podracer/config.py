@@ -115,12 +115,17 @@ def default_network(maker: Callable, spec: Any) -> Any:
     return found
 
 
-def network_recipe(name: str) -> Any:
-    """The network recipe behind a name or `path.py:Object`.
+def network_recipe(name: str, changes: dict[str, Any] | None = None) -> Any:
+    """The network recipe behind a name or `path.py:Object`, with other values in some of its fields.
 
     Raises:
-      UserError: there is no such network.
+      UserError: there is no such network, or no such field.
     """
+    recipe = _named_network(name)
+    return recipe if changes is None else _replace(recipe, changes, "network")
+
+
+def _named_network(name: str) -> Any:
     if is_reference(name):
         recipe = found = load_object(name)
         if not callable(found):
@@ -170,9 +175,7 @@ def build(recipe: Recipe) -> tuple[Agent, Any]:
     if recipe.agent_config is not None:
         config = _replace(config, recipe.agent_config, "agent")
     if recipe.network is not None:
-        network = network_recipe(recipe.network)
-        if recipe.network_config is not None:
-            network = _replace(network, recipe.network_config, "network")
+        network = network_recipe(recipe.network, recipe.network_config)
     return make_agent(env.spec, maker, config, network), env
 
 
