@@ -261,7 +261,8 @@ PRESETS: dict[str, Preset] = {
         network="muzero",
         network_config={"width": 128, "depth": 2, "head_width": 64, "kind": "mlp"},
         settings={"total_steps": 500_000, "batch_per_core": 32, "unroll_length": 32},
-        result="",
+        result="train anakin --env minatar/Breakout --agent gumbel-muzero --cores 1; one CPU core, 9 minutes: 21.2 while "
+        "training, best evaluation 27.1 (seed 1)",
     ),
     "atari-ppo": Preset(
         "atari/*",
@@ -345,7 +346,7 @@ PRESETS: dict[str, Preset] = {
         settings={"total_steps": 1_900_000, "batch_size": 16, "unroll_length": 64, "eval_episodes": 4},
         env_options={"protocol": "classic", "life_loss_ends": False, "image_size": 42, "num_threads": 1},
         automatic=False,
-        result="",
+        result="train sebulba --preset pong-gumbel-muzero; 2 CPU cores, 28 minutes: -4.7 while training, from -20.4",
     ),
 }
 
