@@ -72,6 +72,9 @@ class Watchdog:
         faulthandler.dump_traceback(sys.stderr, all_threads=True)
         why = f"no call has finished for {self._timeout_s:g} s (--stall-timeout)"
         print(f"podracer: {why}; the stacks of all threads are above", file=sys.stderr, flush=True)
-        beside(lambda: self._leave(exits.STALLED, why), "farewell")
+        beside(lambda: self._tell(why), "farewell")
         time.sleep(FAREWELL_S)
         os._exit(exits.STALLED)
+
+    def _tell(self, why: str) -> None:
+        self._leave(exits.STALLED, why)
