@@ -330,8 +330,9 @@ def test_ctrl_c_fetches_what_there_is_and_deletes(cloud):
         words, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, "PYTHONPATH": root}
     )
     assert process.stdout is not None and process.stdout.readline() == "working\n"
+    time.sleep(0.5)  # the follower may be quicker to say so than its starter to wait for it
     process.send_signal(signal.SIGINT)
-    _, err = process.communicate(timeout=30)
+    _, err = process.communicate(timeout=60)
     assert process.returncode == 130, err
     assert "ending early" in err and "Traceback" not in err
     assert verbs(cloud)[-1] == "delete" and not (cloud / "state").exists()

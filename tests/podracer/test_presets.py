@@ -24,7 +24,7 @@ def test_every_preset_can_be_made(name):
     maker = config.agent_maker(preset.agent)
     dataclasses.replace(config.default_of(maker, "config"), **preset.config)
     if preset.network is not None:
-        dataclasses.replace(config.network_recipe(preset.network), **preset.network_config)
+        config.network_recipe(preset.network, preset.network_config)
     host = preset.env.partition("/")[0] in ("atari", "ale", "envpool", "gymnasium")
     assert set(preset.settings) <= settings_of(sebulba if host else anakin)
     assert preset.result
