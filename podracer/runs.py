@@ -9,8 +9,6 @@ import time
 import uuid
 from typing import Any
 
-import numpy as np
-
 from podracer import config, exits, hosts, manifest, prometheus
 from podracer.errors import UserError
 from podracer.reporting import check_sinks
@@ -57,16 +55,17 @@ def create_directory(directory: pathlib.Path, content: dict[str, Any], again: bo
 
 def _check_shared(directory: pathlib.Path, name: str, flag: str) -> None:
     """Refuse a directory on the first host's own disk: every host writes its part of the checkpoints."""
-    probe = directory / f".shared-{hosts.from_first(np.uint32(uuid.uuid4().int % 2**32))}"
 
-    def leave_it():
+    def leave_probe() -> str:
+        probe = directory / f".shared-{uuid.uuid4().hex}"
         try:
             directory.mkdir(parents=True, exist_ok=True)
             probe.touch()
         except OSError as error:
             raise UserError(f"{name} {directory} cannot be written: {error.strerror}. Choose another {flag}.") from None
+        return probe.name
 
-    hosts.on_first(leave_it)
+    probe = directory / hosts.on_first(leave_probe)
     deadline = time.monotonic() + 5.0  # a network's file system may show it a little later
     while not probe.exists() and time.monotonic() < deadline:
         time.sleep(0.1)

@@ -129,6 +129,17 @@ def test_hosts_need_share_no_more_than_the_place_of_the_checkpoints(tmp_path):
     assert anakin.resume(tmp_path / "0" / "run", cores=4, total_steps=800, sinks=[]).steps == 800
 
 
+def test_a_run_directory_that_one_host_does_not_see_is_refused(tmp_path):
+    """On both, before anything is compiled, and nothing of the question is left there."""
+    line = [*ANAKIN, "--total-steps", "320"]
+    processes = start_each(*([*line, "--run", tmp_path / f"{host}" / "run"] for host in (0, 1)))
+    with running(*processes):
+        ends = [end(process) for process in processes]
+    assert [status for status, _, _ in ends] == [2, 2], ends
+    assert "of host 0 is not there on host 1; expected one that all hosts share. Choose a --run" in ends[0][2]
+    assert [path.name for path in (tmp_path / "0" / "run").iterdir()] == ["config.json"]
+
+
 def test_hosts_that_were_started_differently_name_the_field(tmp_path):
     """Before anything is compiled or written; all of them, with status 2."""
     line = [*ANAKIN, "--run", tmp_path / "run"]
