@@ -72,10 +72,10 @@ def serve_anakin(make_loop: Callable[[], Any], config: dict[str, Any], seconds: 
     run(1)
     calls = 1
     if seconds:
-        elapsed = float(hosts.from_first(run(1)))
+        elapsed = hosts.from_first("length of a block", run(1))
         while elapsed < min(PROBE_S, seconds):
             calls *= 2
-            elapsed = float(hosts.from_first(run(calls)))
+            elapsed = hosts.from_first("length of a block", run(calls))
         calls = max(1, round(calls * seconds / elapsed))
     say(ready(config, compile_s))
     for line in sys.stdin:

@@ -13,7 +13,6 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import jax
-import numpy as np
 
 from podracer import hosts, leaves, manifest, shelf
 from podracer.errors import UserError
@@ -228,8 +227,7 @@ class Checkpoints:
         except Exception as refusal:  # of a file system, of a bucket's library, or a UserError
             error = refusal
         if not self._alone:
-            refused, *parts = hosts.from_first(np.asarray([error is not None, *shelf.parse(name)]))
-            name = shelf.format_name(*map(int, parts))
+            refused, name = hosts.from_first("name of a checkpoint", [error is not None, name])
             if refused and error is None:
                 error = OSError(f"the first host cannot use {self.directory}; its own message says why")
         if error is not None:
@@ -260,7 +258,11 @@ class Checkpoints:
         if self._alone:
             together = ocp.options.MultiprocessingOptions(hosts.index(), {hosts.index()})
         else:
-            together = ocp.options.MultiprocessingOptions(barrier_sync_key_prefix=self.directory.name)
+            # Named hosts wait for each other in the coordination service. Where Orbax finds none named, it has all
+            # cores add up a number, between the learner's own sums (see `podracer.hosts`).
+            together = ocp.options.MultiprocessingOptions(
+                active_processes=set(range(hosts.count())), barrier_sync_key_prefix=self.directory.name
+            )
         # Directories are made before `save` returns, so that it raises what forbids them.
         beside = ocp.options.AsyncOptions(WRITE_TIMEOUT_S, None, self._seal, create_directories_asynchronously=False)
         return together, beside

@@ -1,8 +1,10 @@
 """The processes of one run, one per host. Where there is one, everything here costs nothing.
 
 Whatever is decided from a clock, a signal or a random number of this host must be decided once for all of them, or they
-leave each other waiting in a collective: `from_first`, `gather` and `preempted` are how. Only `from_first` uses the
-cores; the rest goes over JAX's coordination service, from any thread.
+leave each other waiting in a collective: `from_first`, `gather` and `preempted` are how. All of it goes over JAX's
+coordination service, from any thread, and none of it over the cores: only the programs of a run meet there. A second
+program of collectives beside them has no order among theirs on a CPU, where XLA runs each device's share when it
+comes to it, and Gloo then takes one sum's numbers for another's (decision 20).
 """
 
 from __future__ import annotations
@@ -16,7 +18,6 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 
 from podracer import endings, places, rollcall, service
 from podracer.endings import disconnect, is_lost_peer, leave, preempted
@@ -46,7 +47,7 @@ ALIKE = ("podracer", "jax", "jaxlib")  # packages that must have one version on 
 
 
 def count() -> int:
-    """How many hosts train together. Like all here but `from_first`, it does not start JAX's backend."""
+    """How many hosts train together. Like all here, it does not start JAX's backend."""
     return service.state().num_processes
 
 
@@ -120,6 +121,8 @@ def _versions() -> dict[str, Any]:
 def gather(name: str, value: Any, between: Callable[[], None] = lambda: None) -> list[Any]:
     """What every host says, in the order of the hosts. All must call it, equally often for each name.
 
+    The first host hears all and tells them together: two questions per host, and not one for each pair of hosts.
+
     Args:
       name: of the matter; each name belongs to one thread.
       value: JSON.
@@ -130,22 +133,27 @@ def gather(name: str, value: Any, between: Callable[[], None] = lambda: None) ->
     """
     if count() == 1:
         return [value]
-    number = service.tell(name, value)
-    values = [service.hear(name, number, host, between) for host in range(count())]
+    values = to_first(name, value, between)
+    number = service.next_number(everyone := f"{name}/everyone")
+    if not is_first():
+        return service.hear(everyone, number, 0, between)
+    service.tell(everyone, number, values)
     if number > 1:  # whoever has said something in this round has heard all of the round before
-        service.forget(name, number - 1, index())
+        service.forget(everyone, number - 1, 0)
     return values
 
 
-def to_first(name: str, value: Any) -> list[Any]:
+def to_first(name: str, value: Any, between: Callable[[], None] = lambda: None) -> list[Any]:
     """What every host says, on the first one; on the others, which do not wait, their own `value` alone."""
     if count() == 1:
         return [value]
-    number = service.tell(name, value)
+    number = service.next_number(name)
     if not is_first():
+        service.tell(name, number, value)
         return [value]
-    values = [service.hear(name, number, host) for host in range(count())]
-    for host in range(count()):
+    others = range(1, count())
+    values = [value, *(service.hear(name, number, host, between) for host in others)]
+    for host in others:
         service.forget(name, number, host)
     return values
 
@@ -178,13 +186,6 @@ def on_first(function: Callable[[], Any]) -> Any:
     return said["value"]
 
 
-def from_first(value: Any) -> Any:
-    """What the first host says; `value` (numbers or arrays, of one shape everywhere) where there is only one.
-
-    All hosts must call it, in the same order.
-    """
-    if count() == 1:
-        return value
-    from jax.experimental import multihost_utils
-
-    return jax.tree.map(np.asarray, multihost_utils.broadcast_one_to_all(value))
+def from_first(name: str, value: Any) -> Any:
+    """What the first host says (JSON); all must call it, equally often for each name."""
+    return gather(name, value)[0]

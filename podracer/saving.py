@@ -10,8 +10,6 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
 from podracer import config, echoes, hosts
 from podracer.checkpoint import Checkpoints
 from podracer.claim import Claim
@@ -138,7 +136,7 @@ class Saver:
         self._number = number
         if number < self._next:
             return False
-        due, ahead, over = hosts.from_first(np.asarray([*self._plan(number), self._is_over()]))
+        due, ahead, over = hosts.from_first("checkpoint is due", [*self._plan(number), self._is_over()])
         self._next = number + int(ahead)
         if over:
             raise NotSaved(

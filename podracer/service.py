@@ -15,7 +15,7 @@ import jax
 
 POLL_MS = 500
 
-_rounds: collections.Counter[str] = collections.Counter()  # of each name, how often something was told
+_rounds: collections.Counter[str] = collections.Counter()  # of each name, how often it was come to
 
 
 class PeerLost(RuntimeError):
@@ -29,11 +29,15 @@ def state() -> Any:
     return distributed.global_state
 
 
-def tell(name: str, value: Any) -> int:
-    """Tell all hosts something new of that name; its number."""
-    number = _rounds[name] = _rounds[name] + 1
+def next_number(name: str) -> int:
+    """How often this host has come to that name, with this time: what is told under it is numbered."""
+    _rounds[name] += 1
+    return _rounds[name]
+
+
+def tell(name: str, number: int, value: Any) -> None:
+    """Tell all hosts something of that name and number."""
     _asking(lambda: state().client.key_value_set(_key(name, number, state().process_id), json.dumps(value)))
-    return number
 
 
 def hear(name: str, number: int, host: int, between: Callable[[], None] = lambda: None) -> Any:

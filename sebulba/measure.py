@@ -68,7 +68,7 @@ def blocks(loop: Sebulba, seconds: float, between: Callable[[Trained | None], bo
         elif update.number == warm:
             if hosts.count() > 1:
                 per_update = (time.perf_counter() - began) / PROBE_UPDATES
-                length = int(hosts.from_first(max(1, round(seconds / per_update))))
+                length = hosts.from_first("length of a block", max(1, round(seconds / per_update)))
             follows = between(None)
         else:
             if update.number == probe_from:

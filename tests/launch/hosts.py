@@ -73,9 +73,10 @@ def start_each(*commands: list[object], cores: int = 2) -> list[subprocess.Popen
     return [start(line, **platform) for line in each]
 
 
-def launch(*arguments: object, hosts: int = 2, cores: int = 2) -> subprocess.Popen:
-    """`podracer launch local ARGUMENTS`."""
-    return start(["-m", "launch.cli", "launch", "local", "--hosts", hosts, "--cores-per-host", cores, *arguments])
+def launch(*arguments: object, hosts: int = 2, cores: int = 2, path: object = "") -> subprocess.Popen:
+    """`podracer launch local ARGUMENTS`; `path` is another folder that Python looks into."""
+    more = {"PYTHONPATH": os.pathsep.join(filter(None, [str(path), os.getcwd()]))}
+    return start(["-m", "launch.cli", "launch", "local", "--hosts", hosts, "--cores-per-host", cores, *arguments], **more)
 
 
 def end(process: subprocess.Popen, timeout_s: float = 120.0) -> tuple[int, str, str]:

@@ -166,7 +166,7 @@ def test_a_port_that_is_taken_is_named():
 def test_a_single_host_asks_nobody():
     assert (hosts.count(), hosts.index(), hosts.is_first()) == (1, 0, True)
     assert hosts.gather("x", {"a": 1}) == hosts.to_first("x", {"a": 1}) == [{"a": 1}]
-    assert hosts.on_first(lambda: 5) == 5 and hosts.from_first(6) == 6
+    assert hosts.on_first(lambda: 5) == 5 and hosts.from_first("y", 6) == 6
     hosts.agree({"a": object()})
     assert not hosts.preempted()
     hosts.connect(hosts=1)

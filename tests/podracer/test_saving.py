@@ -90,7 +90,7 @@ def test_hosts_are_asked_a_few_times_per_interval(tmp_path, monkeypatch):
     """What is told is the first host's word: here it is asked how often, over ten minutes of calls of 10 ms."""
     time, asked = Time(), []
     with saver(tmp_path / "run", time, checkpoint_every_s=60) as one:
-        monkeypatch.setattr(saving.hosts, "from_first", lambda value: asked.append(1) or value)
+        monkeypatch.setattr(saving.hosts, "from_first", lambda name, value: asked.append(1) or value)
         monkeypatch.setattr(
             one, "save", lambda *_: setattr(one, "_since", time.now) or setattr(one, "_at", one._number)
         )
