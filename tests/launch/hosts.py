@@ -75,8 +75,8 @@ def start_each(*commands: list[object], cores: int = 2) -> list[subprocess.Popen
 
 def launch(*arguments: object, hosts: int = 2, cores: int = 2, path: object = "") -> subprocess.Popen:
     """`podracer launch local ARGUMENTS`; `path` is another folder that Python looks into."""
-    more = {"PYTHONPATH": os.pathsep.join(filter(None, [str(path), os.getcwd()]))}
-    return start(["-m", "launch.cli", "launch", "local", "--hosts", hosts, "--cores-per-host", cores, *arguments], **more)
+    line = ["-m", "launch.cli", "launch", "local", "--hosts", hosts, "--cores-per-host", cores, *arguments]
+    return start(line, PYTHONPATH=os.pathsep.join(filter(None, [str(path), os.getcwd()])))
 
 
 def end(process: subprocess.Popen, timeout_s: float = 120.0) -> tuple[int, str, str]:

@@ -35,8 +35,8 @@ from tests.launch.hosts import (
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")]
 SGD = ["--agent.optimizer", "sgd", "--agent.learning-rate", "0.1", "--total-steps", "800", "--evaluations", "2"]
 
-# What JAX and Orbax have the cores add up for hosts to agree. Such a sum has no order among those of a program that runs
-# on some cores of a host only: Gloo then takes the numbers of one for the other's, and ends the process.
+# What JAX and Orbax have the cores add up for hosts to agree. Such a sum has no order among those of a program that
+# runs on some cores of a host only: Gloo then takes the numbers of one for the other's, and ends the process.
 NO_SUMS_BESIDE_THE_PROGRAM = """
 from jax.experimental import multihost_utils
 def refused(*_, **__):
