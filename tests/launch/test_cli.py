@@ -503,8 +503,8 @@ def test_sebulba_from_train_to_picture(podracer, tmp_path):
 
 
 PLANNER = (
-    "--network.width 8 --network.head-width 8 --agent.num-simulations 4 --agent.batch-size 8 --agent.min-replay 20 "
-    "--agent.sequence-length 10 --agent.replay-steps 400 --agent.td-steps 2"
+    "--network.kind mlp --network.width 8 --network.head-width 8 --agent.num-simulations 4 --agent.batch-size 8 "
+    "--agent.min-replay 20 --agent.sequence-length 10 --agent.replay-steps 400 --agent.td-steps 2"
 )
 
 
