@@ -13,7 +13,7 @@ from anakin.loop import Anakin
 from anakin.run import Run
 from anakin.settings import Settings
 from anakin.state import AnakinState, CallMetrics
-from podracer import hosts, mesh, profile, scoring
+from podracer import hosts, mesh, profile, replays, scoring
 from podracer.errors import UserError
 from podracer.evaluate import Evaluator, Measure, shared
 from podracer.facts import memory_of
@@ -101,7 +101,7 @@ def go_on(
 
 def _introduce(run: Run, total_steps: int, note: Callable[[str], None], notes: Sequence[str]) -> None:
     """Say what begins now."""
-    for text in (*notes, _describe(run.loop, run.settings), *run.agent.notes):
+    for text in (*notes, _describe(run.loop, run.settings), *replays.describe(run.agent, run.loop.runs_per_core)):
         note(text)
     if mesh.idle_cores(run.loop.mesh):
         note(mesh.IDLE)
@@ -138,6 +138,7 @@ def _write(
         row = {"member": member} if many else {}
         row |= {"steps": steps, "frames": steps * frame_skip, "updates": steps // loop.steps_per_update}
         row |= {"train_s": round(run.train_s, 4), "steps_per_s": speed, "frames_per_s": speed * frame_skip}
+        row["num_cores"] = loop.num_cores
         row |= window.row() | {name: float(np.mean(leaf)) for name, leaf in learner.items()}
         skipped = learner.get("nonfinite_updates")
         if skipped is None:  # an agent that does not say so itself

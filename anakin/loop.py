@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from anakin.members import Members
 from anakin.state import SPECS, AnakinState, CallMetrics
 from podracer import mesh as cores
-from podracer import profile
+from podracer import profile, replays
 from podracer.envs.batch import Batch
 from podracer.envs.host import jittable
 from podracer.errors import check_number
@@ -49,7 +49,7 @@ class Anakin:
       over: the mesh to take, instead of `num_cores` of the devices there are.
 
     Raises:
-      UserError: sizes that cannot work.
+      UserError: sizes that cannot work, or a replay that the cores cannot hold.
     """
 
     def __init__(
@@ -76,6 +76,8 @@ class Anakin:
             fitting = max(n for n in range(1, cores.size(self.mesh) + 1) if len(members) % n == 0)
             self.mesh = cores.over(list(self.mesh.devices.flat)[:fitting])
         self.num_cores = cores.size(self.mesh)
+        self.runs_per_core = self.num_members // self.num_cores if members is not None else 1
+        replays.check_fits(agent, self.mesh, self.runs_per_core)
         self.axis_name = cores.CORE if members is None else None
         self.steps_per_update = batch_per_core * unroll_length * (self.num_cores if members is None else 1)
         self.steps_per_call = self.steps_per_update * updates_per_call

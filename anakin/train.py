@@ -13,12 +13,22 @@ from anakin.loop import Anakin
 from anakin.run import Run
 from anakin.settings import Settings, build_loop
 from anakin.state import AnakinState
-from podracer import config, mesh, profile, scoring
+from podracer import config, mesh, profile, replays, scoring
 from podracer.envs.batch import Batch
 from podracer.errors import check_divides
 from podracer.facts import environment_facts
 from podracer.metrics import ReturnWindow
-from podracer.runs import agree, check_new, check_reports, check_unfinished, create_directory, reopen, resumable
+from podracer.runs import (
+    agree,
+    check_new,
+    check_own,
+    check_reports,
+    check_unfinished,
+    create_directory,
+    own,
+    reopen,
+    resumable,
+)
 from podracer.saving import open_checkpoints
 from podracer.settings import change
 from podracer.sinks import Sink
@@ -76,7 +86,7 @@ def train(
         content = {"architecture": "anakin", "recipe": recipe and dataclasses.asdict(recipe)}
         content |= {"settings": dataclasses.asdict(settings), "num_cores": loop.num_cores, **facts}
         if or_resume and resumable(directory, content):
-            return resume(directory, cores=cores, total_steps=settings.total_steps, agent=agent, env=env, sinks=sinks)
+            return resume(directory, cores=cores, agent=agent, env=env, sinks=sinks, **own(settings))
         create_directory(directory, content, or_resume)
     state = loop.init(settings.seed)
     run = Run(agent, env, loop, settings, directory, state=state)
@@ -91,33 +101,39 @@ def resume(
     agent: Agent | None = None,
     env: Any = None,
     sinks: Sequence[Sink] | None = None,
+    **changes: Any,
 ) -> Run:
     """Go on from the newest checkpoint of a run directory, bit for bit where the number of cores is the same.
 
     Args:
       run_dir: what `train` wrote.
-      cores: another number of cores of each host; the environments are spread over all of them anew.
+      cores: another number of cores of each host; the environments are spread over all of them anew. Where there is a
+        replay, of all hosts as many as it is kept on.
       total_steps: another end; None keeps the run's own.
       agent, env: the objects, where the run was made from Python objects without names.
       sinks: as in `train`.
+      changes: other settings from here on: `profile`, `metrics_port`.
 
     Raises:
       UserError: there is no checkpoint, or it does not fit.
     """
     directory = pathlib.Path(run_dir)
-    changes = {} if total_steps is None else {"total_steps": total_steps}
+    changes |= {} if total_steps is None else {"total_steps": total_steps}
+    check_own(changes)
     agent, env, settings = reopen(directory, "anakin", Settings(), changes, agent, env)
     checkpoints = open_checkpoints(directory, place=settings.checkpoint_dir)
     agree(settings, cores)
 
     def make(meta: dict[str, Any]) -> tuple[tuple[Settings, Anakin, AnakinState], dict[str, Any]]:
         """What goes on from such a checkpoint, and what is read of it."""
-        found = _settings_for(settings, meta, directory, cores)
+        found = _settings_for(settings, meta, directory, cores, agent)
         loop = build_loop(agent, env, change(found, {"updates_per_call": meta["updates_per_call"]}), cores)
         like = loop.init(found.seed)
         return (found, loop, like), {"params": like.learner.params, "state": without_params(like)}
 
     meta, (settings, loop, like) = checkpoints.choose(make)
+    if "profile" in changes:
+        profile.check(settings.profile, directory, math.ceil(settings.total_steps / loop.steps_per_update))
     params = checkpoints.params(like.learner.params)
     state = checkpoints.state(without_params(like))
     state = state._replace(learner=state.learner._replace(params=params))
@@ -126,19 +142,23 @@ def resume(
     windows = [ReturnWindow() for _ in meta["windows"]]
     for window, saved in zip(windows, meta["windows"], strict=True):
         window.restore(saved)
-    return go_on(run, windows, sinks, evaluation_due=meta["evaluation_due"])
+    notes = profile.missed(settings.profile, run.steps // loop.steps_per_update)
+    return go_on(run, windows, sinks, notes, evaluation_due=meta["evaluation_due"])
 
 
-def _settings_for(settings: Settings, meta: dict[str, Any], directory: pathlib.Path, cores: int | None) -> Settings:
+def _settings_for(
+    settings: Settings, meta: dict[str, Any], directory: pathlib.Path, cores: int | None, agent: Agent
+) -> Settings:
     """`settings` with the environments of a checkpoint spread over these cores.
 
     Raises:
-      UserError: the run is finished, or they do not divide.
+      UserError: the run is finished, they do not divide, or a replay is kept on others.
     """
     check_unfinished(directory, settings, meta)
     if settings.seeds > 1 or settings.sweep:
         return settings
     environments = meta["batch_per_core"] * meta["num_cores"]  # of all hosts
     target = mesh.size(mesh.make(cores))
+    replays.check_cores(directory, agent, meta["num_cores"], target)
     check_divides("the number of environments", environments, "cores", target)
     return change(settings, {"batch_per_core": environments // target})

@@ -1,12 +1,12 @@
-"""What staying alive costs: asynchronous checkpoints by the clock, and the start by `podracer launch local`.
+"""What staying alive costs: asynchronous checkpoints by the clock, and the start of two hosts.
 
     python benchmarks/checkpoint_cost.py
     python benchmarks/checkpoint_cost.py --only start --rounds 3
 
 checkpoints: `anakin.train` and `sebulba.train` for a while, with a checkpoint every 30 seconds and without a run
 directory, in turns; steps per second of wall time from the first row of metrics to the last, whatever is in between.
-start: seconds from the start of `podracer train` to its end, for a run of a few updates, by itself and by `podracer
-launch local` with one host.
+start: seconds from the start of `podracer train` to its end, for a run of a few updates, by one process with 2 cores
+and by `podracer launch local` with two hosts of one core, which call the roll and connect.
 """
 
 from __future__ import annotations
@@ -64,14 +64,15 @@ def start(args: argparse.Namespace, folder: Path) -> None:
     """The other one."""
     podracer = [sys.executable, "-m", "launch.cli"]
     train = ["train", "anakin", "--env", "catch", "--agent", "a2c", "--total-steps", "4096", "--evaluations", "1"]
+    two = ["--hosts", "2", "--cores-per-host", "1"]
     commands = {
-        "train": [*podracer, *train],
-        "launch local": [*podracer, "launch", "local", "--hosts", "1", "--", *train],
+        "train, 2 cores": [*podracer, *train, "--cores", "2"],
+        "launch local, 2 hosts of 1 core": [*podracer, "launch", "local", *two, "--", *train],
     }
     times: dict[str, list[float]] = {name: [] for name in commands}
     for number in range(args.rounds + 1):
         for name, command in commands.items():
-            run = folder / f"{name.replace(' ', '-')}-{number}"
+            run = folder / f"{name.partition(',')[0].replace(' ', '-')}-{number}"
             began = time.perf_counter()
             done = subprocess.run([*command, "--run", str(run)], capture_output=True, text=True)
             if done.returncode:
@@ -80,8 +81,9 @@ def start(args: argparse.Namespace, folder: Path) -> None:
             if number:  # the first one fills the compilation cache
                 times[name].append(time.perf_counter() - began)
     print("\n| command | seconds | added |\n|:--|--:|--:|")
+    alone = next(iter(times.values()))
     for name, seconds in times.items():
-        added = statistics.median(mine - its for mine, its in zip(seconds, times["train"], strict=True))
+        added = statistics.median(mine - its for mine, its in zip(seconds, alone, strict=True))
         print(f"| {name} | {statistics.median(seconds):.1f} | {added:.1f} |")
 
 

@@ -82,7 +82,7 @@ def without_search(args: argparse.Namespace, agent: Any, env: Any) -> Any:
         if args.part == "model":
             value = network.apply(params.weights, chain, timestep.observation)
         action = jax.random.randint(key, (size,), 0, num_actions)
-        notes = Notes(jnp.full((size, num_actions), 1.0 / num_actions), value, jnp.zeros(size))
+        notes = Notes(jnp.full((size, num_actions), 1.0 / num_actions), value, jnp.zeros(size), jnp.zeros(size, bool))
         return ActorOutput(action, notes), state
 
     return act

@@ -3,8 +3,8 @@
     python benchmarks/survival.py [--parts a,d] [--times N] [--seed S] [--out FILE]
 
   a  kill -9 at random moments, a third of them while a checkpoint is being written: Anakin on 1, 2, 4 and 8 cores
-  b  one of two hosts killed, or raising, at random moments
-  c  SIGTERM to a run of two hosts
+  b  one of two hosts killed, or raising, at random moments, without a launcher that would end the other
+  c  SIGTERM to both hosts of a run or to one: between calls, at the start, in an evaluation
   d  checkpoints cut short, altered, missing parts, of another run, of another dtype
   e  a full disk: a small tmpfs in a name space of its own
   f  one of two hosts does not start
@@ -23,6 +23,7 @@ import json
 import math
 import pathlib
 import platform
+import signal
 import sys
 import tempfile
 import time
@@ -45,6 +46,14 @@ class Result:
     notes: str = ""
     failures: list[str] = dataclasses.field(default_factory=list)
     seconds: float = 0.0
+
+    def add(self, problem: str) -> None:
+        """One more try; an empty string: it went as it must."""
+        self.tried += 1
+        self.good += not problem
+        if problem:
+            self.failures.append(problem)
+        print(f"{self.part}: {self.good}/{self.tried} {problem}", file=sys.stderr, flush=True)
 
     @property
     def bound(self) -> float:
@@ -79,6 +88,8 @@ def main() -> None:
     parts = [part.strip() for part in arguments.parts.split(",")]
     if not set(parts) <= set(TIMES):
         parser.error(f"--parts is {arguments.parts}; expected some of {','.join(TIMES)}")
+
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that what was started is ended, too
 
     import survival_hosts
     import survival_one

@@ -1,13 +1,14 @@
 """What goes wrong in parts b and h of `survival.py`, as a file of a user's: Catch and IMPALA with a fault on one host.
 
 The environment variables FAULT (raise, exit, hang), FAULT_WHERE (environment, policy, learner) and FAULT_HOST say
-which.
+which; FAULT_FILE is made just before.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import os
+import pathlib
 import time
 
 import jax
@@ -15,10 +16,11 @@ import numpy as np
 import survival_signal
 from jax.experimental import io_callback
 
-from podracer import agents, envs, networks
+from podracer import agents, envs, hosts, networks
 
 TEXT = "the fault of this benchmark"
 AFTER = 400  # calls
+STATUS = 139  # of a process that crashes
 
 
 def signalled() -> envs.Catch:
@@ -31,19 +33,20 @@ class Fault:
     """Happens in the 400th call, where this is its place."""
 
     def __init__(self, where: str):
-        asked = (os.environ.get("FAULT_WHERE"), os.environ.get("FAULT_HOST"))
-        self._mine = asked == (where, os.environ.get("PODRACER_HOST", "0"))
+        self._where = where
         self._calls = 0
 
     def __call__(self) -> None:
         self._calls += 1
-        if not self._mine or self._calls != AFTER:
+        asked = (os.environ.get("FAULT_WHERE"), os.environ.get("FAULT_HOST"))
+        if asked != (self._where, str(hosts.index())) or self._calls != AFTER:
             return
+        pathlib.Path(os.environ["FAULT_FILE"]).touch()
         fault = os.environ["FAULT"]
         if fault == "raise":
             raise ValueError(TEXT)
         if fault == "exit":
-            os._exit(139)
+            os._exit(STATUS)
         time.sleep(10**6)
 
 

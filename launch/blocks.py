@@ -1,8 +1,8 @@
 """A process that is measured: it compiles, says that it is ready, and answers every `go` with one timed block.
 
-One line of JSON each, on standard output: `{"ready": true, "compile_s": ..., "config": ...}`, then for every line `go`
-of standard input `{"steps": ..., "seconds": ..., "steps_per_s": ..., "cpu_seconds": ..., "load": ...}`. `quit`, or the
-end of the input, ends it. The other side is `launch/turns.py`.
+One line of JSON each, on standard output: `{"ready": true, "compile_s": ..., "config": ..., "flags": ...}`, then for
+every line `go` of standard input `{"steps": ..., "seconds": ..., "steps_per_s": ..., "cpu_seconds": ..., "load": ...}`.
+`quit`, or the end of the input, ends it. The other side is `launch/turns.py`.
 """
 
 from __future__ import annotations
@@ -29,8 +29,9 @@ def take_stdout() -> Say:
 
 
 def ready(config: dict[str, Any], compile_s: float) -> dict[str, Any]:
-    """The first line."""
-    return {"ready": True, "compile_s": round(compile_s, 3), "config": config}
+    """The first line; `flags` is what this process tells XLA, JAX and libtpu by its environment."""
+    flags = {name: value for name, value in os.environ.items() if name.startswith(("XLA_", "JAX_", "LIBTPU_"))}
+    return {"ready": True, "compile_s": round(compile_s, 3), "config": config, "flags": flags}
 
 
 def answer(steps: float, seconds: float, cpu_seconds: float, **more: Any) -> dict[str, Any]:

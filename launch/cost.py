@@ -153,7 +153,7 @@ def _short(rate: rates.Rate) -> str:
 
 def _check(options: Options) -> None:
     if options.steps_per_s is not None and options.from_ is not None:
-        raise UserError("--steps-per-s and --from are both given; expected one measurement. Leave one out.")
+        raise UserError(rates.TWO)
     if options.steps_per_s is not None:
         check_number("--steps-per-s", options.steps_per_s, minimum=0, exclusive=True)
     for flag, value in (("--frames", options.frames), ("--seconds", options.seconds)):

@@ -14,6 +14,7 @@ import pathlib
 import platform
 import shutil
 import socket
+import subprocess
 import sys
 from collections.abc import Callable
 from typing import Literal
@@ -24,6 +25,23 @@ from launch.parse import parse
 NEEDED = ("jax", "jaxlib", "flax", "optax", "chex", "rlax", "mctx", "numpy", "orbax-checkpoint", "tyro", "gymnax")
 PORTS = {8476: "jax.distributed as podracer launch starts it", 8482: "jax.distributed on a TPU by default"}
 LOW_DISK_GB = 5.0
+GAME_TIMEOUT_S = 60.0
+GAME = """
+import sys
+sys.path.insert(0, sys.argv[1])
+import dataclasses
+import numpy as np
+from podracer import envs
+from podracer.errors import UserError
+try:
+    batch = dataclasses.replace(envs.make("atari/Pong"), batch_size=1, num_threads=1).start([0])
+    batch.reset()
+    for _ in range(10):
+        batch.step(np.zeros(1, np.int32))
+    batch.close()
+except UserError as error:
+    sys.exit(str(error))
+"""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,8 +74,8 @@ def examine(wanted: str | None = None) -> list[Finding]:
     """All findings, in the order in which they matter."""
     holder = tpu_in_use()
     asked = wanted or os.environ.get("JAX_PLATFORMS") or None
-    checks: tuple[Callable[[], Finding], ...] = (packages, memory, disk, cache, environments, emulator, proxies, ports)
-    return [holder, devices(asked), *(check() for check in checks), tools()]
+    checks: tuple[Callable[[], Finding], ...] = (packages, memory, disk, cache, environments, atari, proxies, ports)
+    return [holder, devices(asked), *(check() for check in checks), compiler(), tools()]
 
 
 def packages() -> Finding:
@@ -67,7 +85,8 @@ def packages() -> Finding:
     text = ", ".join(f"{name} {version}" for name, version in versions.items() if version)
     text = f"Python {platform.python_version()}, {text}"
     if missing:
-        return Finding("packages", BROKEN, f"missing: {', '.join(missing)}", "pip install podracer, or make test")
+        do = "pip install . in the source folder, or make test"
+        return Finding("packages", BROKEN, f"missing: {', '.join(missing)}", do)
     if versions["jax"] != versions["jaxlib"]:
         do = f"pip install jaxlib=={versions['jax']}"
         return Finding("packages", WARN, f"jax {versions['jax']} with jaxlib {versions['jaxlib']}", do)
@@ -106,19 +125,43 @@ def cache() -> Finding:
 
 def environments() -> Finding:
     """Libraries of environments."""
-    names = ("envpool", "gymnasium", "ale_py", "gymnax", "brax", "jumanji", "pgx")
+    names = ("gymnax", "brax", "jumanji", "pgx", "navix", "xminigrid", "craftax", "gymnasium", "ale_py")
     there = [name for name in names if importlib.util.find_spec(name) is not None]
-    if "envpool" not in there:
-        do = "pip install envpool (Linux), for atari/... and envpool/...; others: the extra envs"
-        return Finding("environments", WARN, f"no envpool; there are {', '.join(there) or 'none'}", do)
-    return Finding("environments", OK, ", ".join(there))
+    do = "" if len(there) == len(names) else "the others: pip install '.[envs]' in the source folder"
+    return Finding("environments", OK, ", ".join(there) or "those of podracer alone", do)
 
 
-def emulator() -> Finding:
-    """The Atari emulator of this project."""
-    if importlib.util.find_spec("native") is None:
-        return Finding("emulator", OK, "the native emulator is not built; atari/... uses envpool or ale-py")
-    return Finding("emulator", OK, "the native emulator is there")
+def atari() -> Finding:
+    """Whether an Atari game runs: one environment, a few steps, in a process of its own, as it may crash."""
+    if importlib.util.find_spec("envpool") is None:
+        do = "pip install envpool (Linux), for atari/... and envpool/..."
+        return Finding("atari", WARN, "envpool is not installed", do)
+    do = "pip install --force-reinstall envpool, or use ale/... (ale-py) instead of atari/..."
+    root = pathlib.Path(__file__).resolve().parents[1]
+    try:
+        done = subprocess.run(
+            [sys.executable, "-c", GAME, str(root)],
+            capture_output=True,
+            text=True,
+            timeout=GAME_TIMEOUT_S,
+            env=os.environ | {"JAX_PLATFORMS": "cpu"},
+        )
+    except subprocess.TimeoutExpired:
+        return Finding("atari", WARN, f"Pong did not make ten steps within {GAME_TIMEOUT_S:g} s", do)
+    name = f"envpool {_version('envpool')}"
+    if done.returncode:
+        last = ([line for line in done.stderr.splitlines() if line.strip()] or ["no message"])[-1]
+        return Finding("atari", WARN, f"Pong does not run with {name} (status {done.returncode}): {last[:200]}", do)
+    return Finding("atari", OK, f"Pong runs with {name}")
+
+
+def compiler() -> Finding:
+    """Whether `podracer compile` has the TPU compiler."""
+    version = _version("libtpu")
+    if version is None:
+        do = "for podracer compile: pip install '.[tpu]' in the source folder"
+        return Finding("compiler", OK, "no TPU compiler (libtpu)", do)
+    return Finding("compiler", OK, f"libtpu {version}, for podracer compile")
 
 
 def proxies() -> Finding:

@@ -148,6 +148,12 @@ def whole(found: dict[str, turns.Measured | turns.Failed]) -> dict[str, turns.Me
     return good
 
 
+def by_point(good: dict[str, turns.Measured]) -> dict[str, Any]:
+    """What the JSON says of each point by its name: its raw samples, and the flags that its processes had."""
+    raw = {name: measured.blocks for name, measured in good.items()}
+    return {"samples": raw, "flags": {name: measured.flags for name, measured in good.items()}}
+
+
 def samples(measured: turns.Measured) -> dict[str, list[float]]:
     """What was measured, round by round."""
     return {

@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 JAX_TIMEOUT_S = 120.0
 LOW_MEMORY_GB = 2.0
+EXTRA = "pip install '.[tpu]' or '.[cuda]' in the source folder"
 ROOT = pathlib.Path("/")  # another one in tests
 OK, WARN, BROKEN = "ok", "warn", "broken"
 
@@ -28,8 +29,8 @@ class Finding(NamedTuple):
 def devices(asked: str | None) -> Finding:
     """What JAX finds, asked in a process of its own."""
     code = (
-        "import jax, json; d = jax.devices(); "
-        "print(json.dumps([jax.default_backend(), len(d), d[0].device_kind, jax.process_count()]))"
+        "import jax, json; d = jax.devices(); sizes = jax.local_devices()[0].memory_stats() or {}; "
+        "print(json.dumps([jax.default_backend(), len(d), d[0].device_kind, sizes.get('bytes_limit')]))"
     )
     environment = dict(os.environ) | ({"JAX_PLATFORMS": {"gpu": "cuda"}.get(asked, asked)} if asked else {})
     try:
@@ -42,13 +43,15 @@ def devices(asked: str | None) -> Finding:
     name = f"asked for {asked}" if asked else "nothing asked for"
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
-        do = "install the extra for it: podracer[tpu] or podracer[cuda], or ask for another platform"
+        do = f"install the extra for it ({EXTRA}), or ask for another platform"
         return Finding("devices", BROKEN, f"{name}; JAX: {lines[-1][:200] if lines else 'no message'}", do)
-    backend, count, kind, _ = json.loads(done.stdout.splitlines()[-1])
+    backend, count, kind, limit = json.loads(done.stdout.splitlines()[-1])
     found = f"{name}, found {backend}: {count} x {kind}"
+    if limit and backend != "cpu":
+        found += f" with {limit / 1e9:.1f} GB of memory each for JAX"
     hardware = accelerators()
     if backend == "cpu" and hardware and asked != "cpu":
-        do = "install the extra for it, podracer[tpu] or podracer[cuda], and set --platform to be sure"
+        do = f"install the extra for it ({EXTRA}), and set --platform to be sure"
         return Finding("devices", WARN, f"{found}; but there is {', '.join(hardware)}", do)
     return Finding("devices", OK, f"{found}; {platform.processor() or platform.machine()}, {os.cpu_count()} CPUs")
 

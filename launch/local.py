@@ -111,9 +111,6 @@ def _start(options: Options, command: list[str], address: str, index: int, cpus:
     cores = options.cores_per_host or (1 if options.pin else max((os.cpu_count() or 1) // options.hosts, 1))
     environment = os.environ | {"JAX_PLATFORMS": "cpu", "JAX_NUM_CPU_DEVICES": str(cores)}
     environment |= {"PODRACER_COORDINATOR": address, "PODRACER_HOSTS": str(options.hosts), "PODRACER_HOST": str(index)}
-    if options.pin:
-        flags = os.environ.get("XLA_FLAGS", "")
-        environment["XLA_FLAGS"] = f"{flags} --xla_cpu_multi_thread_eigen=false".strip()
     libc, launcher, mine = ctypes.CDLL(None), os.getpid(), {cpus[index]} if options.pin else None
 
     def prepare():  # in the new process

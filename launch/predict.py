@@ -64,6 +64,8 @@ def _measured(options: Options) -> tuple[scaling_model.Measured, int, str]:
         rate = rates.read(pathlib.Path(options.from_))
         cores = rate.cores or 1
         source = rate.source + (f", a core's share of {cores}" if cores > 1 else "")
+        given = [f"--{name.replace('_', '-')}" for name in ("update_ms", "params_bytes") if getattr(options, name)]
+        source += f"; you gave {' and '.join(given)}" if given else ""
     elif options.steps_per_s is not None:
         rate, cores = rates.given(options.steps_per_s, 4, 1), 1
         source = "your measurement of one core"
@@ -75,8 +77,7 @@ def _measured(options: Options) -> tuple[scaling_model.Measured, int, str]:
         if value is None:
             raise UserError(f"{flag} is missing, and the measurement does not say it. Give {flag}.")
     assert update_s is not None and size is not None
-    speed = options.steps_per_s or rate.steps_per_s / cores
-    measured = scaling_model.Measured(speed, update_s, size, options.reduces_per_update)
+    measured = scaling_model.Measured(rate.steps_per_s / cores, update_s, size, options.reduces_per_update)
     return measured, options.frame_skip or rate.frame_skip, source
 
 
@@ -198,6 +199,8 @@ def _caption(measured: scaling_model.Measured, skip: int, source: str, bandwidth
 
 
 def _check(options: Options) -> None:
+    if options.steps_per_s is not None and options.from_ is not None:
+        raise UserError(rates.TWO)
     for name in ("steps_per_s", "update_ms", "params_bytes", "link_gb_per_s"):
         check_number(f"--{name.replace('_', '-')}", getattr(options, name), minimum=0, exclusive=True)
     check_number("--frame-skip", options.frame_skip, minimum=1)

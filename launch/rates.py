@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import pathlib
 import statistics
@@ -12,6 +13,7 @@ from podracer import config
 from podracer.errors import UserError, check_number
 
 FROM = "A run directory, or a JSON file of podracer bench, to take the measurement from."  # help of --from
+TWO = "--steps-per-s and --from are both given; expected one measurement. Leave one out."
 
 BATCH_PER_CORE, UPDATES = 256, 20  # of a measurement here
 
@@ -21,7 +23,7 @@ class Rate(NamedTuple):
 
     steps_per_s: float  # agent steps that were learned from
     frame_skip: int  # frames per step
-    cores: int | None  # that made it; None where nobody said
+    cores: int | None  # that made it, of all hosts; None where nobody said
     update_s: float | None  # length of one update
     params_bytes: int | None
     source: str  # whose measurement it is, and on what, in words
@@ -47,24 +49,35 @@ def read(path: pathlib.Path) -> Rate:
     Raises:
       UserError: there is no speed in it.
     """
-    return _from_run(path) if path.is_dir() else _from_json(path)
+    return of_run(path)._replace(params_bytes=_params_bytes(path)) if path.is_dir() else _from_json(path)
 
 
-def _from_run(path: pathlib.Path) -> Rate:
+def of_run(path: pathlib.Path) -> Rate:
+    """How fast a run was on the cores that it had last, without the size of its parameters.
+
+    Raises:
+      UserError: it has not trained yet.
+    """
     content = config.read(path)
     rows = _rows(path / "metrics.jsonl")
     if not rows:
         raise UserError(
             f"{path} has no row with steps_per_s yet; expected a run that has trained. Choose another --from."
         )
+    last = rows[-1]
+    # A run that went on on other cores has rows of another speed before these.
+    mine = list(itertools.takewhile(lambda row: row.get("num_cores") == last.get("num_cores"), reversed(rows)))
     # The first row of several may still hold what only happens once.
-    speeds = [row["steps_per_s"] for row in (rows[1:] or rows)]
-    last, speed = rows[-1], statistics.median(speeds)
+    speed = statistics.median(row["steps_per_s"] for row in (mine[:-1] or mine))
     skip = max(round(last.get("frames", last["steps"]) / max(last["steps"], 1)), 1)
-    update_s = last["steps"] / last["updates"] / speed if last.get("updates") else None
+    steps, updates = (last.get(name, 0) - mine[-1].get(name, 0) or last.get(name, 0) for name in ("steps", "updates"))
+    update_s = steps / updates / speed if updates > 0 else None
+    cores = last.get("num_cores", content.get("num_cores"))
     when = str(content.get("started", "date unknown"))[:10]
-    source = f"measured by the run {path.name} on {content.get('devices', 'devices unknown')}, {when}"
-    return Rate(speed, skip, content.get("num_cores"), update_s, _params_bytes(path), source)
+    devices = content.get("devices", "devices unknown")
+    if cores != content.get("num_cores"):
+        devices += f", later {cores} cores"
+    return Rate(speed, skip, cores, update_s, None, f"measured by the run {path.name} on {devices}, {when}")
 
 
 def _rows(path: pathlib.Path) -> list[dict[str, Any]]:

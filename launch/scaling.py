@@ -50,9 +50,8 @@ def main(arguments: list[str]) -> None:
     rows = [row(kind, shape, good[shape.name], facts) for shape in plan if shape.name in good]
     compared = overheads(rows) if kind == "virtual" else efficiencies(rows)
     topology = {"hosts": hosts, "cores": cores, "physical_cores": mesh.physical_cores(), "cpus": mesh.cpus()}
-    samples = {name: measured.blocks for name, measured in good.items()}
     content = {"figure": "scaling", "kind": kind, "settings": dataclasses.asdict(options), "recipe": recipe}
-    content |= {"topology": topology, "rows": compared, "samples": samples, **facts}
+    content |= {"topology": topology, "rows": compared, **figures.by_point(good), **facts}
     first = min(compared, key=lambda row: (row["baseline"], row["cores"], row["hosts"]))
     steps = first["environments"] * options.unroll_length
     content |= figures.headline(first["steps_per_s_median"], first["cores"], steps)

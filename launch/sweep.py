@@ -74,7 +74,7 @@ def main(arguments: list[str]) -> None:
     good = figures.whole(figures.measure({name: [each] for name, each in tasks.items()}, options.rounds, alone))
     rows = [row(point, good[point.name], facts["frame_skip"]) for point in plan if point.name in good]
     content = {"figure": "sweep", "settings": dataclasses.asdict(options), "recipe": recipe, "rows": rows}
-    content |= {"samples": {name: measured.blocks for name, measured in good.items()}, **facts}
+    content |= figures.by_point(good) | facts
     content |= headline(options, rows, facts)
     if facts["first_process"]:
         results.write(pathlib.Path(options.out), rows, content, draw(options, rows, facts))

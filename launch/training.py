@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import importlib
 import pathlib
 from typing import Any
 
-from launch import cost
+from launch import cost, rates
 from launch.flags import flags
 from launch.machine import Machines, run_directory, with_blame
 from launch.parse import default_directory, parse, take, take_options
@@ -148,6 +149,10 @@ class AnakinOptions(Machines):
 
     total_steps: int | None = None
     """Another end for the run; None keeps its own."""
+    profile: str | None = None
+    """Trace the updates START:STOP, counted from 1; None keeps the run's own."""
+    metrics_port: int | None = None
+    """Serve the newest metrics as Prometheus text on this port of 127.0.0.1; None keeps the run's own."""
     cost_type: str | None = None
     """Machine type, such as v3-8: the end says frames per dollar at its price, at this run's speed."""
 
@@ -277,8 +282,10 @@ def _report(run: Any, per_dollar: cost.PerDollar | None = None) -> None:
         score += f", measured again on {run.metrics['absolute_episodes']} episodes {np.mean(run.absolute_score):.2f}"
         score += f" (means of {run.absolute_score.size} runs)" if run.absolute_score.size > 1 else ""
     print(f"{run.directory}: {run.steps:,} steps{score}")
-    if per_dollar is not None and "frames_per_s" in run.metrics:
-        print(per_dollar.line(run.metrics["frames_per_s"], run.env.spec.frame_skip))
+    if per_dollar is not None:
+        with contextlib.suppress(UserError):  # a run without rows has trained all the same
+            rate = rates.of_run(run.directory)
+            print(per_dollar.line(rate.frames_per_s, rate.frame_skip))
     drawn = can_draw(run.env)
     print(
         "next:",

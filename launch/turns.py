@@ -45,9 +45,11 @@ class Measured(NamedTuple):
     compile_s: float
     ready_s: float  # from the start of the process to its first line: imports, compilation, the first update
     blocks: list[dict[str, Any]] = []  # what the worker answered
+    flags: dict[str, str] = {}  # of XLA, JAX and libtpu, in the worker's environment
 
     @staticmethod
-    def of(blocks: list[dict[str, Any]], compile_s: float, ready_s: float) -> Measured:
+    def of(blocks: list[dict[str, Any]], ready: dict[str, Any], ready_s: float) -> Measured:
+        """Of blocks, and of what the worker said when it was ready, after so many seconds."""
         speeds = [block["steps_per_s"] for block in blocks] or [float("nan")]
         quartiles = statistics.quantiles(speeds, n=4) if len(speeds) > 1 else [speeds[0]] * 3
         return Measured(
@@ -55,9 +57,10 @@ class Measured(NamedTuple):
             spread=(quartiles[2] - quartiles[0]) / quartiles[1],
             cores=_median([block["cpu_seconds"] / block["seconds"] for block in blocks]),
             cpu_per_million=_median([block["cpu_seconds"] / block["steps"] * 1e6 for block in blocks]),
-            compile_s=compile_s,
+            compile_s=ready["compile_s"],
             ready_s=ready_s,
             blocks=blocks,
+            flags=ready.get("flags", {}),
         )
 
 
@@ -162,7 +165,7 @@ class Worker:
         if self.error is not None:
             return Failed(self.error)
         self.stop()
-        return Measured.of(self.blocks.get(what, []), self.ready["compile_s"], self.ready_s)
+        return Measured.of(self.blocks.get(what, []), self.ready, self.ready_s)
 
     def _signal(self, number: int) -> None:
         for process in self._processes:
@@ -258,5 +261,5 @@ def one_at_a_time(
         errors = [worker.error for worker in workers if worker.error is not None]
         blocks = [block for worker in workers for block in worker.blocks.get("", [])]
         last = workers[-1]
-        results[name] = Failed(errors[0]) if errors else Measured.of(blocks, last.ready["compile_s"], last.ready_s)
+        results[name] = Failed(errors[0]) if errors else Measured.of(blocks, last.ready, last.ready_s)
     return results

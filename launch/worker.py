@@ -132,8 +132,7 @@ def look(cpu: list[dict[str, Any]] | str, elsewhere: list[dict[str, Any]] | str)
     facts |= {"first_process": hosts.is_first()}
     learner = jax.eval_shape(loops[0].agent.initial_learner_state, jax.random.key(0))
     facts |= {"params_bytes": sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(learner.params))}
-    flags = {name: value for name, value in os.environ.items() if name.startswith(("XLA_", "JAX_", "LIBTPU_"))}
-    return facts | {"flags": flags}
+    return facts
 
 
 def _traced(task: Task) -> Any:

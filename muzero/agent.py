@@ -22,7 +22,7 @@ from muzero.learner import Fixed, GradientSteps, Progress
 from muzero.model import Heads
 from muzero.model import network as default_network
 from muzero.planning import Plan, Planner, Search
-from muzero.replay import Memory, Replay, check_fits
+from muzero.replay import Memory, Replay
 from muzero.sampling import Sampler
 from muzero.support import Support
 from podracer import learning, mesh, normalise
@@ -31,7 +31,24 @@ from podracer.errors import UserError, check_divides
 from podracer.networks.functional import functional
 from podracer.networks.policies import policy
 from podracer.specs import Spec, action_mask, features, without_state
-from podracer.types import ActorOutput, Agent, Array, LearnerState, TimeStep, Trajectory
+from podracer.types import ActorOutput, Agent, Array, LearnerState, ReplaySize, TimeStep, Trajectory
+
+# Metric -> the greatest good value, and what is said where it is passed.
+ALARMS = {
+    "value_clipped": (
+        0.05,
+        "more than 5 % of the targets of values lie beyond value_limit and are clipped. Raise --agent.value-limit.",
+    ),
+    "reward_clipped": (
+        0.05,
+        "more than 5 % of the rewards lie beyond reward_limit and are clipped. Raise --agent.reward-limit.",
+    ),
+    "nonfinite_searches": (
+        0.0,
+        "the model says something in a search that is no number (NaN or infinite); it counts as 0, and the metric "
+        "nonfinite_searches has the share. Lower --agent.learning-rate or --agent.max-grad-norm.",
+    ),
+}
 
 
 class Params(NamedTuple):
@@ -57,6 +74,7 @@ class Notes(NamedTuple):
     policy: Any  # what the search wants: [B, A], or sampling.Sampled [B, ...]
     value: Array  # [B] of the root
     visit_entropy: Array  # [B] nats
+    nonfinite: Array  # [B] bool: the model said something that was no number, which counted as 0
 
 
 def muzero(spec: Spec, config: Config = Config(), network: Callable = default_network()) -> Agent:
@@ -167,10 +185,8 @@ def assemble(
     )
     rule = make_optimizer(config)
     steps = GradientSteps(config, planner, search, replay, rule)
-    num_bytes = replay.num_bytes()
 
     def initial_learner_state(key):
-        check_fits(num_bytes)
         weights = network.init(key)
         observation = normalise.initial(features(spec.observation)) if config.normalize_observations else ()
         params = Params(weights, observation, jnp.zeros((), jnp.int32))
@@ -185,7 +201,8 @@ def assemble(
 
     def actor_step(params: Params, state, timestep: TimeStep, key):
         found = think(planner, params, timestep.observation, key, params.updates)
-        return ActorOutput(found.action, Notes(found.policy, found.value, found.visit_entropy)), state
+        notes = Notes(found.policy, found.value, found.visit_entropy, found.nonfinite_at >= 0)
+        return ActorOutput(found.action, notes), state
 
     def greedy_step(params: Params, state, timestep: TimeStep, key):
         return ActorOutput(think(planner, params, timestep.observation, key, None).action), state
@@ -204,10 +221,9 @@ def assemble(
         config=config,
         network=recipe,
         rebuild=rebuild,
-        notes=(
-            f"replay of {capacity * config.sequence_length:,} decisions: {num_bytes / 1e6:,.0f} MB per learner core",
-        ),
+        replay=ReplaySize(capacity * config.sequence_length, replay.num_bytes()),
         search=shown_step,
+        alarms=ALARMS,
     )
 
 
@@ -267,7 +283,10 @@ def _store(replay: Replay, memory: Memory, trajectory: Trajectory, axis_name: st
     pieces = pieces._replace(observation=jax.vmap(replay.packing.pack)(pieces.observation))
     broken = mesh.largest(jnp.any(~whole).astype(jnp.float32), axis_name)
     acted = trajectory.timestep.valid[1:]
-    metrics = {"visit_entropy": mesh.masked_mean(notes.visit_entropy, acted, axis_name)}
+    metrics = {
+        "visit_entropy": mesh.masked_mean(notes.visit_entropy, acted, axis_name),
+        "nonfinite_searches": mesh.masked_mean(notes.nonfinite.astype(jnp.float32), acted, axis_name),
+    }
     if replay.frame_stack > 1:
         metrics["frames_lost"] = replay.packing.lost(pieces.observation)
     return replay.insert(memory, pieces), broken, metrics

@@ -81,6 +81,7 @@ class SearchConfig(LearningConfig):
         counts = ("num_simulations", "td_steps", "batch_size", "replay_steps", "min_replay")
         for name in (*counts, "sequence_length", "frame_stack", "target_period"):
             check_number(name, getattr(self, name), minimum=1, whole=True)
+        check_number("replay_steps", self.replay_steps, maximum=2**31 - 1)  # starts are counted in int32
         self._check_head("value")
         check_number("replay_ratio", self.replay_ratio, minimum=0, exclusive=True)
         for name in ("value_cost", "entropy_cost"):

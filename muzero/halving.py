@@ -50,14 +50,16 @@ def phases(num_considered: int, num_simulations: int) -> tuple[Phase, ...]:
     found: list[Phase] = []
     survivors, left = num_considered, num_simulations
     while left:
-        rounds = min(max(1, num_simulations // (halvings * survivors)), left // survivors)
-        if rounds == 0:
-            survivors, rounds = left, 1
-        if found and found[-1].survivors == survivors:
+        planned = max(1, num_simulations // (halvings * survivors))
+        rounds = min(planned, left // survivors)
+        if rounds and found and found[-1].survivors == survivors:
             found[-1] = Phase(survivors, found[-1].rounds + rounds)
-        else:
+        elif rounds:
             found.append(Phase(survivors, rounds))
         left -= survivors * rounds
+        if left and rounds < planned:  # the budget ends within this phase: the best of its survivors get what is left
+            found.append(Phase(left, 1))
+            break
         survivors = max(2, survivors // 2)
     return tuple(found)
 

@@ -75,13 +75,13 @@ class GradientSteps:
         weight = learning.mean_weights(targets.value_mask[0], axis_name)
         if self.replay.prioritised:
             weight = weight * importance(sample, config.importance_exponent, axis_name)
-        observation, following = self.unrolled(progress.memory, sample, fixed)
+        observation, following, legal = self.unrolled(progress.memory, sample, fixed)
         consistency = config.consistency_cost if config.self_consistency else None
         costs = Costs(config.value_cost, config.reward_cost, consistency, config.entropy_cost)
         costs = costs._replace(outcome=config.outcome_cost, commitment=config.commitment_cost)
 
         def function(weights):
-            return loss(self.planner, weights, observation, following, targets, weight, costs)
+            return loss(self.planner, weights, observation, following, targets, weight, costs, legal)
 
         learner, metrics = learning.gradient_step(function, progress.learner, self.rule, fixed.learning_rate, axis_name)
         error = metrics.pop("start_value") - targets.value[0]
@@ -94,14 +94,17 @@ class GradientSteps:
         seen = self.replay.packing.unpack(memory.sequences.observation, row, position)
         return normalised(fixed.observation, seen)
 
-    def unrolled(self, memory: Memory, sample: Sample, fixed: Fixed) -> tuple[Any, Any]:
-        """Features at the start [B, ...] and, where a loss asks for them, after each step [K, B, ...]."""
+    def unrolled(self, memory: Memory, sample: Sample, fixed: Fixed) -> tuple[Any, Any, Any]:
+        """Features at the start [B, ...] and, where a loss asks for them, after each step [K, B, ...]; legal actions.
+
+        The latter are [K + 1, B, A], or None where all are legal.
+        """
         wanted = self.config.self_consistency or self.planner.outcomes > 0
-        count = self.config.unroll_steps + 1 if wanted else 1
-        position = sample.start[None] + _steps(count)
-        seen = features(self.observe(memory, sample.row, position, fixed))
+        position = sample.start[None] + _steps(self.config.unroll_steps + 1)
+        legal = action_mask(self.observe(memory, sample.row, position, fixed))
+        seen = features(self.observe(memory, sample.row, position if wanted else position[:1], fixed))
         first, rest = (jax.tree.map(lambda leaf, part=part: leaf[part], seen) for part in (0, slice(1, None)))
-        return first, rest if wanted else None
+        return first, rest if wanted else None, legal
 
     def window(self, progress: Progress, fixed: Fixed, sample: Sample, key: Array) -> Window:
         """All that the targets of `sample` depend on."""

@@ -13,6 +13,7 @@ from muzero.planning import Planner
 from muzero.sampling import imitation, weights_of
 from muzero.support import cross_entropy
 from muzero.targets import Targets
+from podracer.networks.policies import mask_logits
 from podracer.types import Array, Metrics
 
 
@@ -97,6 +98,7 @@ def loss(
     targets: Targets,
     sample_weight: Array,
     costs: Costs,
+    legal: Any = None,
 ) -> tuple[Array, Metrics]:
     """The loss of B unrolls.
 
@@ -110,6 +112,7 @@ def loss(
       sample_weight: [B] with which each unroll counts (`learning.mean_weights`, importance). Steps after the first
         count 1/K each.
       costs: weights of the parts.
+      legal: [K + 1, B, A] bool, which actions there are: the entropy is over those. None: all.
 
     Returns:
       The loss, and its metrics: scalars, and `start_value` [B], the network's at the start.
@@ -135,7 +138,8 @@ def loss(
         reward_target = planner.reward.two_hot(targets.reward)
         parts["reward_loss"] = mean(cross_entropy(reward_target, seen.reward), targets.reward_mask, scale[1:])
         total = total + costs.reward * parts["reward_loss"]
-    total -= costs.entropy * mean(planner.actions.entropy(seen.policy), targets.policy_mask, scale)
+    entropy = planner.actions.entropy(mask_logits(seen.policy, legal))
+    total -= costs.entropy * mean(entropy, targets.policy_mask, scale)
     if costs.consistency is not None:
         distance = consistency(planner, weights, seen.latent[1:], following)
         parts["consistency_loss"] = mean(distance, targets.policy_mask[1:], scale[1:])
@@ -147,7 +151,7 @@ def loss(
         total += costs.outcome * parts["outcome_loss"] + costs.commitment * parts["commitment_loss"]
         total += costs.value * parts["afterstate_loss"]
     value = planner.value.mean(seen.value[0])
-    return total, {**parts, **_metrics(planner, seen, targets, value, sample_weight), "start_value": value}
+    return total, {**parts, **_metrics(planner, seen, targets, value, entropy[0], sample_weight), "start_value": value}
 
 
 def consistency(planner: Planner, weights: Any, latent: Array, following: Any) -> Array:
@@ -169,7 +173,9 @@ def _normed(vectors: Array) -> Array:
     return vectors * jax.lax.rsqrt(jnp.sum(vectors**2, -1, keepdims=True) + 1e-8)
 
 
-def _metrics(planner: Planner, seen: Unroll, targets: Targets, value: Array, sample_weight: Array) -> Metrics:
+def _metrics(
+    planner: Planner, seen: Unroll, targets: Targets, value: Array, entropy: Array, sample_weight: Array
+) -> Metrics:
     """Numbers of a batch. Those over all steps are means of the core's own batch."""
     wanted = weights_of(targets.policy)[0]
     alive = jnp.where(targets.policy_mask[0], sample_weight, 0.0)
@@ -181,7 +187,7 @@ def _metrics(planner: Planner, seen: Unroll, targets: Targets, value: Array, sam
         return jnp.mean(jnp.sqrt(jnp.mean(latent.reshape(latent.shape[0], -1) ** 2, -1)))
 
     metrics = {
-        "policy_entropy": jnp.sum(alive * planner.actions.entropy(seen.policy[0])),
+        "policy_entropy": jnp.sum(alive * entropy),
         "target_entropy": jnp.sum(-alive * jnp.sum(wanted * jnp.log(wanted + 1e-12), -1)),
         "value": jnp.sum(alive * value),
         "value_clipped": share(planner.value.clipped(targets.value), targets.value_mask),

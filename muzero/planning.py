@@ -26,6 +26,7 @@ class Plan(NamedTuple):
     policy: Any  # what the policy is trained towards: shares of visits or Gumbel's improved policy [B, A], or Sampled
     value: Array  # [B] of the root, after the search
     visit_entropy: Array  # [B] nats, of the root's visits: 0 where the search looked at one action only
+    nonfinite_at: Array  # [B] int32, the first simulation in which the model said something that was no number, or -1
     tree: Any  # the trees themselves; of no cost where nobody looks at them
 
 
@@ -250,7 +251,10 @@ def _plan(output: Any) -> Plan:
     summary = output.search_tree.summary()
     visits = summary.visit_probs
     entropy = -jnp.sum(visits * jnp.log(jnp.maximum(visits, 1e-12)), -1)
-    return Plan(output.action.astype(jnp.int32), output.action_weights, summary.value, entropy, output.search_tree)
+    # mctx does not look for it.
+    nonfinite_at = getattr(summary, "nonfinite_at", jnp.full(output.action.shape, -1, jnp.int32))
+    action = output.action.astype(jnp.int32)
+    return Plan(action, output.action_weights, summary.value, entropy, nonfinite_at, output.search_tree)
 
 
 def _look(module: Any, observation: Any) -> tuple[Array, Any]:

@@ -4,9 +4,9 @@
 it. L is the batch size, or a multiple of it where a search evaluates several leaves at once, so the function must not
 assume one. The records are mctx's own: a model written for mctx is searched here unchanged, and the other way round.
 
-Whatever the model returns, the tree stays finite: logits that are NaN or below -5e29 (`-inf`, or the least float) mean
-that there is no such action; rewards, discounts and values that are not finite count as 0, and `nonfinite_at` in the
-summary of the tree says in which simulation that happened first.
+Whatever the model returns, the tree stays finite: logits below -5e29 (`-inf`, or the least float) mean that there is no
+such action. Those that are NaN or `+inf` mean so too, and rewards, discounts and values that are not finite count as 0,
+but then the model is broken, and `nonfinite_at` in the summary of the tree says in which simulation that showed first.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ Expand = Callable[[Array, Array, Any], tuple[Expansion, Any]]  # (rng_key, actio
 def prior(logits: Any, width: int | None = None) -> Prior:
     """Logits [L, A] in float32, normalised, ILLEGAL for what is not finite or very low; padded to `width`."""
     logits = jnp.asarray(logits, jnp.float32)
-    legal = logits > ILLEGAL / 2  # False for NaN
+    legal = is_legal(logits)
     top = jnp.max(jnp.where(legal, logits, ILLEGAL), axis=-1, keepdims=True)
     shifted = logits - jnp.where(top > ILLEGAL / 2, top, 0.0)
     weights = jnp.where(legal, jnp.exp(shifted), 0.0)
@@ -72,6 +72,12 @@ def prior(logits: Any, width: int | None = None) -> Prior:
     return Prior(jnp.pad(found.logits, padding, constant_values=ILLEGAL), jnp.pad(found.probs, padding))
 
 
+def is_legal(logits: Any) -> Array:
+    """Bool, as `logits`: False where they are very low, or no number."""
+    logits = jnp.asarray(logits, jnp.float32)
+    return (logits > ILLEGAL / 2) & (logits < jnp.inf)  # both False for NaN
+
+
 def finite(values: Any) -> Array:
     """`values` in float32, 0 where they are NaN or infinite."""
     values = jnp.asarray(values, jnp.float32)
@@ -79,8 +85,8 @@ def finite(values: Any) -> Array:
 
 
 def broken(logits: Any, *numbers: Any) -> Array:
-    """[L] where logits [L, A] are NaN (infinite ones have a meaning), or numbers [L] are not finite."""
-    found = jnp.any(jnp.isnan(jnp.asarray(logits, jnp.float32)), axis=-1)
+    """[L] where logits [L, A] are NaN or `+inf` (`-inf` has a meaning), or numbers [L] are not finite."""
+    found = ~jnp.all(jnp.asarray(logits, jnp.float32) < jnp.inf, axis=-1)
     for each in numbers:
         found |= ~jnp.isfinite(jnp.asarray(each, jnp.float32))
     return found
@@ -117,8 +123,11 @@ def stochastic(decision_fn: Callable, chance_fn: Callable, params: Any, root: An
     """
     batch, num_actions = root.prior_logits.shape
     action, key = jax.ShapeDtypeStruct((batch,), jnp.int32), jax.eval_shape(lambda: jax.random.PRNGKey(0))
-    after, afterstate = jax.eval_shape(decision_fn, params, key, action, root.embedding)
-    num_outcomes = after.chance_logits.shape[-1]
+    said = jax.eval_shape(decision_fn, params, key, action, root.embedding)
+    _check_record(said, DECISION, "decision_recurrent_fn")
+    after, afterstate = said
+    num_outcomes = (jnp.shape(after.chance_logits) or (0,))[-1]
+    _check(said, DECISION, "decision_recurrent_fn", batch, num_outcomes, afterstate)
     width = max(num_actions, num_outcomes)
 
     def expand(rng_key, index, embedding):
@@ -171,20 +180,26 @@ def check_recurrent_fn(recurrent_fn: Callable, params: Any, root: Any, name: str
 
 def _check(result: Any, fields: tuple[str, ...], name: str, batch: int, width: int, embedding: Any) -> None:
     """Compare the answer of a recurrent function with what the tree can hold."""
+    _check_record(result, fields, name)
+    output, new = result
+    for field in fields:
+        value, shape = getattr(output, field), (batch, width) if field == fields[0] else (batch,)
+        check_array(f"{name}: {field}", value, shape)
+    check_embedding(name, new, embedding)
+
+
+def _check_record(result: Any, fields: tuple[str, ...], name: str) -> None:
+    """Refuse what is not a pair of a record with these fields and an embedding."""
     if not isinstance(result, tuple) or len(result) != 2:
         raise UserError(
             f"{name} returned {type(result).__name__}; expected a pair (output, new embedding). Return both."
         )
-    output, new = result
     for field in fields:
-        if not hasattr(output, field):
+        if not hasattr(result[0], field):
             raise UserError(
-                f"{name}: the output, a {type(output).__name__}, has no field '{field}'; "
+                f"{name}: the output, a {type(result[0]).__name__}, has no field '{field}'; "
                 f"expected {', '.join(fields)}. Return the record of muzero.search for it."
             )
-        value, shape = getattr(output, field), (batch, width) if field == fields[0] else (batch,)
-        check_array(f"{name}: {field}", value, shape)
-    check_embedding(name, new, embedding)
 
 
 def check_array(name: str, value: Any, shape: tuple[int, ...]) -> None:

@@ -7,7 +7,6 @@ trajectories in any order do no harm. Everything is allocated once; bytes stay b
 from __future__ import annotations
 
 import dataclasses
-import os
 from typing import Any, NamedTuple
 
 import jax
@@ -151,32 +150,21 @@ class Replay:
 
 
 def _invert(weights: Array, draws: Array) -> Array:
-    """Per row the first position whose cumulative weight passes draw x total: [R, N], [R, D] in [0, 1) -> [R, D]."""
-    cumulative = jnp.cumsum(weights, 1)
+    """Per row the first position whose cumulative weight passes draw x total: [R, N], [R, D] in [0, 1) -> [R, D].
+
+    Where there are any weights, only positions that have one are found.
+    """
+    # XLA adds up as a tree, rounded differently at each position: its sums may also fall, and rise where there is no
+    # weight. Such a position would be drawn once in a while, and with probability 0 outweigh all others.
+    cumulative = jax.lax.cummax(jnp.where(weights > 0, jnp.cumsum(weights, 1), 0.0), 1)
     found = jax.vmap(lambda sums, draw: jnp.searchsorted(sums, draw, side="right"))
     return jnp.minimum(found(cumulative, draws * cumulative[:, -1:]), weights.shape[1] - 1).astype(jnp.int32)
 
 
 def importance(sample: Sample, beta: Array | float, axis_name: str | None) -> Array:
-    """Weights [B] that undo the sampling by priority, at most 1 over all cores (Schaul et al. 2016, section 3.4)."""
-    weight = jnp.maximum(sample.probability, 1e-12) ** -beta
-    return weight / mesh.largest(jnp.max(weight), axis_name)
+    """Weights [B] that undo the sampling by priority, at most 1 over all cores (Schaul et al. 2016, section 3.4).
 
-
-def check_fits(num_bytes: int) -> None:
-    """Refuse a memory that the device cannot hold.
-
-    Raises:
-      UserError: it is larger than the device's memory, or this machine's share per virtual core.
+    What has probability 0 (a memory without priorities gives nothing else) weighs nothing.
     """
-    device = jax.local_devices()[0]
-    stats = device.memory_stats() or {}
-    limit = stats.get("bytes_limit")
-    if limit is None:
-        limit = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // jax.local_device_count()
-    if num_bytes > limit:
-        raise UserError(
-            f"the replay memory takes {num_bytes / 1e9:,.1f} GB per learner core; expected at most "
-            f"{limit / 1e9:,.1f} GB, what a {device.device_kind} core has. Lower replay_steps, or set frame_stack "
-            "where observations are stacked frames."
-        )
+    weight = jnp.where(sample.probability > 0, jnp.maximum(sample.probability, 1e-12) ** -beta, 0.0)
+    return weight / jnp.maximum(mesh.largest(jnp.max(weight), axis_name), 1e-30)

@@ -8,7 +8,7 @@ import jax.core
 import jax.numpy as jnp
 
 from muzero.qvalues import ILLEGAL, TINY
-from muzero.recurrent import Expansion, Prior, RootFnOutput, broken, check_array, finite, prior
+from muzero.recurrent import Expansion, Prior, RootFnOutput, broken, check_array, finite, is_legal, prior
 from muzero.simulate import Limits
 from muzero.tree import Tree
 from podracer.errors import UserError, check_number
@@ -25,7 +25,7 @@ class Dirichlet(NamedTuple):
 
 
 def check(root: RootFnOutput, invalid_actions: Any, limits: Limits) -> Array:
-    """The mask of invalid actions, [B, A] bool, none where it is None.
+    """The mask of invalid actions, [B, A] bool: those given as such, and those whose logits say so.
 
     Raises:
       UserError: shapes do not fit one another, there is nothing to simulate, or no action to take.
@@ -44,8 +44,9 @@ def check(root: RootFnOutput, invalid_actions: Any, limits: Limits) -> Array:
                 f"root: {place} has shape {list(jnp.shape(leaf))}; expected {shape[0]}, the batch size, to lead. "
                 "Every leaf of the embedding has one entry per root."
             )
+    impossible = ~is_legal(root.prior_logits)
     if invalid_actions is None:
-        return jnp.zeros(shape, bool)
+        return impossible
     if jnp.shape(invalid_actions) != shape:
         raise UserError(
             f"invalid_actions has shape {list(jnp.shape(invalid_actions))}; expected {list(shape)}, as prior_logits. "
@@ -53,7 +54,7 @@ def check(root: RootFnOutput, invalid_actions: Any, limits: Limits) -> Array:
         )
     invalid = jnp.asarray(invalid_actions).astype(bool)
     _check_some_legal(invalid)
-    return invalid
+    return invalid | impossible
 
 
 def _check_some_legal(invalid: Array) -> None:

@@ -15,7 +15,10 @@ same order, equal actions, weights within 1e-6 (`tests/muzero/search/test_equals
 - Ties are broken by one draw of noise per search (1e-7 in the prior), instead of one per level and simulation.
 - `recurrent_fn` gets keys split from the same key as in mctx, but once per search: a model that draws random numbers
   draws others.
-- Actions whose logits are `-inf` or very low are never taken, below the root either. No `-inf` enters the arithmetic.
+- Actions whose logits are `-inf` or very low are never taken, at the root (where they count as `invalid_actions`) or
+  below. No `-inf` enters the arithmetic.
+- A root without any legal action is an error where the mask is known before the search is compiled. Inside of a
+  compiled program nothing can be raised: there its action is 0, and no other root notices.
 - An action without visits is never drawn, whatever the temperature.
 - Statistics are float32, whatever the model's dtype.
 

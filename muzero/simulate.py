@@ -173,6 +173,8 @@ def _attach(tree: Tree, start: Start, leaf: Leaf, new: Expansion, rows: Array, e
     if start.alive is not None:
         parent = jnp.where(start.alive, parent, -1)
         edge = jnp.where(start.alive, edge, tree.child.size)
+    # What the model says of an action that is not there, and that nobody takes, is no fault of its.
+    broken = new.broken if start.alive is None else new.broken & start.alive
     row = first_row + jnp.arange(size, dtype=jnp.int32)
     node = as_node(rows, width)
     # Without visits every transformation gives all actions the same Q-value, so the prior decides.
@@ -183,7 +185,7 @@ def _attach(tree: Tree, start: Start, leaf: Leaf, new: Expansion, rows: Array, e
         best=put(tree.best, jnp.stack([first, jnp.full_like(first, -1)], axis=1), first_row),
         up=put(tree.up, jnp.stack([parent, leaf.action], axis=1), first_row),
         step=put(tree.step, jnp.stack([new.reward, new.discount], axis=1), first_row),
-        broken=put(tree.broken, new.broken, first_row),
+        broken=put(tree.broken, broken, first_row),
         embeddings=jax.tree.map(lambda stored, leaf: put(stored, leaf, first_row), tree.embeddings, embedding),
     )
 

@@ -8,6 +8,7 @@ a checkpoint (`podracer.manifest`), which then gets its final name.
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import logging
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -23,6 +24,31 @@ WRITE_TIMEOUT_S = 600  # until the slowest host has written its part
 T = TypeVar("T")
 
 
+def place(directory: Any) -> Any:
+    """A directory or bucket for checkpoints, as an `epath.Path`.
+
+    Raises:
+      UserError: it is neither, or what reaches it is not installed.
+    """
+    from etils import epath
+
+    try:
+        path = epath.Path(directory)
+    except KeyError as error:
+        raise UserError(
+            f"checkpoint_dir {directory} begins with {error.args[0]}; expected a directory or a bucket, gs://..."
+        ) from None
+    if manifest.is_local(path):
+        return path.absolute()
+    # Whichever is there is what etils takes; without, it says so at the first write, when the run has begun.
+    if str(path).startswith("gs://") and not any(importlib.util.find_spec(name) for name in ("gcsfs", "tensorflow")):
+        raise UserError(
+            f"checkpoint_dir {directory} is a bucket, which gcsfs reaches, and that is not installed. "
+            "pip install '.[gcs]' in the source folder."
+        )
+    return path
+
+
 class Checkpoints:
     """The checkpoints in one directory.
 
@@ -36,15 +62,7 @@ class Checkpoints:
     """
 
     def __init__(self, directory: Any, keep: int = 2, run: str | None = None, alone: bool = False):
-        from etils import epath
-
-        try:
-            path = epath.Path(directory)
-        except KeyError as error:
-            raise UserError(
-                f"checkpoint_dir {directory} begins with {error.args[0]}; expected a directory or a bucket, gs://..."
-            ) from None
-        self.directory = path.absolute() if manifest.is_local(path) else path
+        self.directory = place(directory)
         self._shelf, self._alone = shelf.Shelf(self.directory, keep, run), alone
         self._writer: Any = None
         self._writing: tuple[str, dict[str, Any]] | None = None  # name and manifest

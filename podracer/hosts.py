@@ -43,7 +43,8 @@ __all__ = [
 
 HEARTBEAT_S = 30  # a host that is silent for longer is lost, and ends the others
 SHUTDOWN_S = 20
-ALIKE = ("podracer", "jax", "jaxlib")  # packages that must have one version on all hosts
+# Packages that must have one version on all hosts, or be on none: what is compiled, learned, saved and played.
+ALIKE = ("podracer", "jax", "jaxlib", "libtpu", "flax", "optax", "rlax", "orbax-checkpoint", "envpool")
 
 
 def count() -> int:
@@ -110,9 +111,14 @@ def connect(
 
 
 def _versions() -> dict[str, Any]:
-    return {"version of python": platform.python_version()} | {
-        f"version of {name}": importlib.metadata.version(name) for name in ALIKE
-    }
+    return {"version of python": platform.python_version()} | {f"version of {name}": _version(name) for name in ALIKE}
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "not installed"
 
 
 # What hosts say to each other

@@ -72,7 +72,8 @@ def start_backend(platform: str | None = None, cores: int | None = None) -> None
     """Choose the platform and, on a CPU, the number of virtual cores. Call it once, before JAX is used.
 
     On a CPU every virtual core is a device with one thread of its own. With the devices doing the parallel work,
-    XLA's intra-op threads only get in each other's way, so they are switched off where there is more than one core.
+    XLA's intra-op threads only get in each other's way, so they are switched off where there is more than one core,
+    and in a process that is pinned to a single one: hosts on one machine, say, compute as the cores of one host do.
 
     Args:
       platform: "cpu", "gpu" or "tpu"; None takes what JAX finds.
@@ -93,7 +94,7 @@ def start_backend(platform: str | None = None, cores: int | None = None) -> None
         waits = "--xla_cpu_collective_call_warn_stuck_timeout_seconds=600 "
         waits += "--xla_cpu_collective_call_terminate_timeout_seconds=3600"
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {waits}".strip()
-    if wanted > 1 and "xla_cpu_multi_thread_eigen" not in os.environ.get("XLA_FLAGS", ""):
+    if (wanted > 1 or physical_cores() == 1) and "xla_cpu_multi_thread_eigen" not in os.environ.get("XLA_FLAGS", ""):
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_multi_thread_eigen=false".strip()
     # JAX refuses this once its backend has started; the check at the end then says what to do.
     with contextlib.suppress(RuntimeError):
@@ -107,7 +108,7 @@ def start_backend(platform: str | None = None, cores: int | None = None) -> None
         reason = (str(error) or "JAX has no such plugin").splitlines()[0]
         raise UserError(
             f"platform '{platform}' is not available here ({reason}). "
-            "Choose another --platform, or install the extra for it: podracer[tpu] or podracer[cuda]."
+            "Choose another --platform, or install its extra: pip install '.[tpu]' or '.[cuda]' in the source folder."
         ) from error
     if platform is not None and backend != platform:
         raise UserError(f"platform '{platform}' was asked for but JAX started on '{backend}'. Check the drivers.")

@@ -64,6 +64,14 @@ def check(text: str | None, directory: pathlib.Path | None, updates: int) -> Non
         )
 
 
+def missed(text: str | None, updates: int) -> list[str]:
+    """What a run says that goes on after so many updates, where those to trace are among them."""
+    wanted = parse(text)
+    if wanted is None or updates < wanted[1]:
+        return []
+    return [f"nothing is traced: profile is '{text}', and the run goes on with update {updates + 1}"]
+
+
 class Trace:
     """Traces the updates START to STOP of a run, and leaves out what comes before and after.
 

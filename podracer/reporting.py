@@ -10,7 +10,16 @@ from podracer import config, hosts
 from podracer.errors import UserError
 from podracer.prometheus import Prometheus
 from podracer.scoring import ScoredRun
-from podracer.sinks import JsonLines, Sink, TensorBoard, Terminal, WeightsAndBiases, drop_rows_after, import_wandb
+from podracer.sinks import (
+    Alarms,
+    JsonLines,
+    Sink,
+    TensorBoard,
+    Terminal,
+    WeightsAndBiases,
+    drop_rows_after,
+    import_wandb,
+)
 
 
 def check_sinks(directory: pathlib.Path | None, tensorboard: bool, wandb: bool) -> None:
@@ -42,7 +51,8 @@ def open_sinks(
         terminal = Terminal(total_steps, f"{run.agent.name} on {run.env_name}", members)
     with contextlib.ExitStack() as stack:
         sinks: list[Sink] = []
-        for sink in (*(given or ()), *([terminal] if terminal else []), *_default_sinks(run)):
+        own: list[Sink] = [terminal, Alarms(run.agent.alarms, terminal.note)] if terminal else []
+        for sink in (*(given or ()), *own, *_default_sinks(run)):
             stack.callback(sink.close)
             sinks.append(sink)
         yield sinks, terminal.note if terminal else lambda text: None

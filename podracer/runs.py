@@ -10,6 +10,7 @@ import uuid
 from typing import Any
 
 from podracer import config, exits, hosts, manifest, prometheus
+from podracer.checkpoint import place
 from podracer.errors import UserError
 from podracer.reporting import check_sinks
 from podracer.rollcall import differences
@@ -122,6 +123,22 @@ def resumable(directory: pathlib.Path, content: dict[str, Any]) -> bool:
 OWN = ("total_steps", "profile", "metrics_port")
 
 
+def own(settings: RunSettings) -> dict[str, Any]:
+    """Those of `settings`, by name."""
+    return {name: getattr(settings, name) for name in OWN}
+
+
+def check_own(changes: dict[str, Any]) -> None:
+    """Refuse changes to what makes a run the one that it is.
+
+    Raises:
+      UserError: another setting than those of `OWN` is among them.
+    """
+    strange = sorted(set(changes) - set(OWN))
+    if strange:
+        raise UserError(f"{strange[0]} cannot change in a run; expected one of {', '.join(OWN)}. Leave it out.")
+
+
 def _resumable(directory: pathlib.Path, content: dict[str, Any]) -> bool:
     if not (directory / "config.json").is_file() or not open_checkpoints(directory, alone=True).steps():
         return False
@@ -182,11 +199,14 @@ def reopen(
 
 
 def check_reports(settings: RunSettings, directory: pathlib.Path | None) -> None:
-    """Refuse ways to report that cannot work, before anything is written.
+    """Refuse ways to report and places to save that cannot work, before anything is written.
 
     Raises:
-      UserError: wandb is not installed, there is no directory for files, or the port is taken.
+      UserError: wandb or the library for a bucket is not installed, there is no directory for files, or the port is
+        taken.
     """
+    if settings.checkpoint_dir is not None:
+        place(settings.checkpoint_dir)
     check_sinks(directory, settings.tensorboard, settings.wandb)
     prometheus.check_port(settings.metrics_port)
 

@@ -211,10 +211,10 @@ class Saver:
             self._good, self._pending, self._failure = self._pending, None, None
 
     def _failed(self, error: Exception) -> None:
-        """Say that a checkpoint could not be written: at length the first time for each reason, then now and then."""
+        """Say that a checkpoint could not be written: at length the first time for each kind, then now and then."""
         self._pending, self._failure = None, describe(error)
-        reason = _reason(error)
-        count = self._counts[reason] = self._counts.get(reason, 0) + 1
+        kind = _kind(error)
+        count = self._counts[kind] = self._counts.get(kind, 0) + 1
         if count == 1:
             warn(
                 f"a checkpoint of {self._run.directory} could not be written: {self._failure}. Training goes on until "
@@ -238,11 +238,12 @@ def describe(error: Exception) -> str:
     """Why something could not be written, in a few words."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    return _reason(error)
-
-
-def _reason(error: Exception) -> str:
-    """The kind of failure: without what differs each time."""
     text = " ".join(str(error).split())
     found = REASONS.search(text)
     return found[0] if found else f"{type(error).__name__}: {text[:200]}"
+
+
+def _kind(error: Exception) -> str:
+    """The same for failures of a kind: the texts of buckets and their libraries differ each time."""
+    found = REASONS.search(str(error))
+    return found[0] if found else type(error).__name__

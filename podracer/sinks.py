@@ -13,6 +13,7 @@ import os
 import pathlib
 import sys
 import time
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from podracer.errors import UserError
@@ -122,7 +123,8 @@ def import_wandb() -> Any:
     try:
         import wandb  # type: ignore
     except ImportError as error:
-        raise UserError("wandb is not installed; expected it for --wandb. pip install 'podracer[wandb]'.") from error
+        do = "pip install '.[wandb]' in the source folder."
+        raise UserError(f"wandb is not installed; expected it for --wandb. {do}") from error
     return wandb
 
 
@@ -144,6 +146,26 @@ class WeightsAndBiases:
 
     def close(self) -> None:
         self._run.finish()
+
+
+class Alarms:
+    """Says a line the first time that a metric is greater than is good.
+
+    Args:
+      limits: `{metric: (greatest good value, what to say)}`.
+      say: gets the line.
+    """
+
+    def __init__(self, limits: Mapping[str, tuple[float, str]], say: Callable[[str], None]):
+        self._limits, self._say = dict(limits), say
+
+    def write(self, row: Row) -> None:
+        for name in [name for name, (limit, _) in self._limits.items() if row.get(name, 0.0) > limit]:
+            _, text = self._limits.pop(name)
+            self._say(f"podracer: {text}")
+
+    def close(self) -> None:
+        pass
 
 
 class Terminal:

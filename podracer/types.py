@@ -7,7 +7,7 @@ knowing it by name. `T` is the unroll length, `B` the batch size (per core in An
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -52,6 +52,13 @@ class LearnerState(NamedTuple):
     memory: Any = ()  # one per learner core, leading axis [N, ...]; replay
 
 
+class ReplaySize(NamedTuple):
+    """What the `memory` of one learner core takes, for one run."""
+
+    decisions: int
+    num_bytes: int
+
+
 @dataclasses.dataclass(frozen=True)
 class Agent:
     """A frozen record of four pure functions.
@@ -69,9 +76,10 @@ class Agent:
       network: the recipe of its network, kept so that a run directory can say what was trained.
       rebuild: `(config) -> Agent`, the same agent with other settings; sweeps over many settings in one program
         call it with traced values in the float fields.
-      notes: what a run says of the agent before it starts, one line each.
+      replay: how much `memory` is, where it holds a replay. It is said before training, and refused where it cannot be.
       search: like `greedy_step`, but returns `(ActorOutput, muzero.search.Tree)`, the action and the search trees
         behind it. None for agents that do not plan.
+      alarms: `{metric: (greatest good value, what to say once where a row has more)}`.
     """
 
     initial_learner_state: Callable[[Array], LearnerState]
@@ -83,5 +91,6 @@ class Agent:
     config: Any = None
     network: Any = None
     rebuild: Callable[[Any], Agent] | None = None
-    notes: tuple[str, ...] = ()
+    replay: ReplaySize | None = None
     search: Callable[[Any, Any, TimeStep, Array], tuple[ActorOutput, Any]] | None = None
+    alarms: Mapping[str, tuple[float, str]] = dataclasses.field(default_factory=dict)

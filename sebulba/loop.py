@@ -24,7 +24,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from podracer import hosts, profile
+from podracer import hosts, profile, replays
 from podracer.envs.host import HostEnvironment
 from podracer.errors import check_divides, check_number
 from podracer.types import Agent
@@ -72,6 +72,7 @@ class Sebulba:
             check_number(name, value, minimum=1)
         self.agent, self.env, self.topology = agent, env, topology
         self.unroll_length, self.lag, self.accumulate, self.seed = unroll_length, lag, accumulate, seed
+        replays.check_fits(agent, topology.learner_mesh)
         self._stall_timeout_s = stall_timeout_s
         self._key = jax.random.key(seed)
         count = topology.num_threads * accumulate

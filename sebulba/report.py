@@ -77,6 +77,7 @@ class Report:
         self._acted_before = self._acted
         row = {"steps": steps, "frames": steps * skip, "updates": self.updates_after(last.number)}
         row |= {"train_s": round(train_s, 4), "steps_per_s": learned, "frames_per_s": learned * skip}
+        row["num_cores"] = self._loop.topology.num_cores
         row |= {"acting_steps_per_s": acted, "acting_frames_per_s": acted * skip}
         row |= self.window.row()
         normalised = human_normalised(self._loop.env.spec.name, row.get("return_mean", float("nan")))

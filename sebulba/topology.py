@@ -36,8 +36,8 @@ class Topology:
 
     @property
     def num_cores(self) -> int:
-        """Of this host."""
-        return len(set(self.actor_cores) | set(self.learner_cores))
+        """Of all hosts."""
+        return len(set(self.actor_cores) | set(self.learner_cores)) * hosts.count()
 
     @property
     def shared(self) -> bool:

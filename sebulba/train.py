@@ -10,11 +10,10 @@ from typing import Any
 
 import jax
 
-from podracer import config, mesh, profile, scoring
-from podracer.errors import UserError
+from podracer import config, mesh, profile, replays, scoring
 from podracer.facts import environment_facts
 from podracer.metrics import ReturnWindow
-from podracer.runs import agree, check_new, check_reports, check_unfinished, create_directory, reopen, resumable
+from podracer.runs import agree, check_new, check_reports, check_unfinished, create_directory, own, reopen, resumable
 from podracer.saving import open_checkpoints
 from podracer.settings import change
 from podracer.sinks import Sink
@@ -74,7 +73,7 @@ def train(
         content = {"architecture": "sebulba", "recipe": _as_dict(recipe or config.describe(agent, env))}
         content |= {"settings": dataclasses.asdict(settings), "num_cores": loop.topology.num_cores}
         if or_resume and resumable(directory, content):
-            return resume(directory, cores=cores, total_steps=settings.total_steps, agent=agent, env=env, sinks=sinks)
+            return resume(directory, cores=cores, agent=agent, env=env, sinks=sinks, **own(settings))
         create_directory(directory, content | environment_facts(loop.topology.learner_mesh), or_resume)
     return go_on(Run(agent, env, loop, settings, directory), ReturnWindow(), sinks, notes)
 
@@ -91,7 +90,7 @@ def resume(
 ) -> Run:
     """Go on from the newest checkpoint of a run directory, on as many cores and threads as you like.
 
-    The environments start anew, from start states that the run has not seen.
+    The environments start anew, from start states that the run has not seen. A replay stays on as many learner cores.
 
     Args:
       run_dir: what `train` wrote.
@@ -99,7 +98,7 @@ def resume(
       total_steps: another end; None keeps the run's own.
       agent, env: the objects, where the run was made from Python objects without names.
       sinks: as in `train`.
-      changes: other settings from here on: `actor_cores`, `threads_per_core`, `batch_size`, `lag`, ...
+      changes: other settings from here on: `actor_cores`, `threads_per_core`, `batch_size`, `lag`, `profile`, ...
 
     Raises:
       UserError: there is no checkpoint, or it does not fit.
@@ -114,13 +113,16 @@ def resume(
         """What goes on from such a checkpoint, and what is read of it."""
         check_unfinished(directory, settings, meta)
         loop = build_loop(agent, env, settings, cores)
+        now = mesh.size(loop.topology.learner_mesh)
+        replays.check_cores(directory, agent, meta["learner_cores"], now, settings.actor_cores)
         like = loop.learner.state
-        _check_memory(directory, meta, like, mesh.size(loop.topology.learner_mesh))
         return loop, {"params": like.params, "state": like._replace(params=())}
 
     meta, loop = checkpoints.choose(make)
     like = loop.learner.state
     loop.check()
+    if "profile" in changes:
+        profile.check(settings.profile, directory, math.ceil(settings.total_steps / loop.steps_per_update))
     params = checkpoints.params(like.params)
     state = checkpoints.state(like._replace(params=()))
     loop.learner.state, loop.learner.updates = state._replace(params=params), meta["loop_updates"]
@@ -131,20 +133,8 @@ def resume(
     window.restore(meta["window"])
     before, now = meta.get("steps_per_update", loop.steps_per_update), loop.steps_per_update
     notes = [] if before == now else [f"an update is now of {now:,} steps; it was of {before:,}"]
+    notes += profile.missed(settings.profile, loop.learner.updates)
     return go_on(run, window, sinks, notes, evaluation_due=meta["evaluation_due"])
-
-
-def _check_memory(directory: pathlib.Path, meta: dict[str, Any], state: Any, cores: int) -> None:
-    """Refuse other learner cores than the replay is kept on.
-
-    Raises:
-      UserError: they are others.
-    """
-    if jax.tree.leaves(state.memory) and meta["learner_cores"] != cores:
-        raise UserError(
-            f"{directory} keeps a replay on each of {meta['learner_cores']} learner cores; this is {cores}. "
-            "Resume with as many learner cores."
-        )
 
 
 def _as_dict(recipe: config.Recipe | None) -> dict[str, Any] | None:

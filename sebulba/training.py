@@ -10,7 +10,7 @@ from typing import Any
 
 import jax
 
-from podracer import hosts, mesh, profile, scoring
+from podracer import hosts, mesh, profile, replays, scoring
 from podracer.evaluate import Evaluation, evaluator, shared
 from podracer.facts import memory_of
 from podracer.interruption import Interruption
@@ -53,7 +53,7 @@ def go_on(
     ):
         atari = getattr(loop.env, "atari", None) if loop.env.spec.frame_skip > 1 else None
         protocol = [f"{run.env_name}: {atari.describe()}"] if atari else []
-        for text in (*notes, loop.describe(), *run.agent.notes, *protocol):
+        for text in (*notes, loop.describe(), *replays.describe(run.agent), *protocol):
             note(text)
         if loop.topology.shared and mesh.idle_cores(loop.topology.learner_mesh):
             note(mesh.IDLE)

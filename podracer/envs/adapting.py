@@ -37,7 +37,7 @@ def missing(package: str, error: ImportError) -> UserError:
     """The error for an optional package that cannot be imported."""
     return UserError(
         f"this environment needs the package '{package}', which cannot be imported ({error}). "
-        "Install it with: pip install 'podracer[envs]'"
+        "Install it with: pip install '.[envs]' in the source folder."
     )
 
 

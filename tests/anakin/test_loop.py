@@ -12,12 +12,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from anakin.calls import _introduce
 from anakin.loop import Anakin
 from anakin.members import Members
-from podracer import agents, envs, mesh, networks
+from anakin.run import Run
+from anakin.settings import Settings
+from podracer import agents, envs, mesh, networks, replays
 from podracer.agents.a2c import Config
 from podracer.errors import UserError
-from podracer.types import ActorOutput, Agent, LearnerState, TimeStep, Trajectory
+from podracer.types import ActorOutput, Agent, LearnerState, ReplaySize, TimeStep, Trajectory
 from tests.envs.scripted import Scripted
 
 T, PER_CORE, CORES = 4, 2, 8
@@ -413,6 +416,19 @@ def test_sizes_that_cannot_work_are_refused_by_name(name, bad):
 def test_members_that_cannot_work_are_refused_before_anything_is_traced(members, message):
     with pytest.raises(UserError, match=message):
         Anakin(small(), CARTPOLE, 2, T, members=members)
+
+
+def test_a_replay_must_fit_as_often_as_there_are_runs_on_a_core(monkeypatch):
+    """Each of 8 cores has 1 MB: enough for one replay of 0.6 MB, not for the two of 16 members."""
+    monkeypatch.setattr(replays, "machine_bytes", lambda: 8_000_000)
+    agent = dataclasses.replace(small(), replay=ReplaySize(1000, 600_000))
+    assert Anakin(agent, CARTPOLE, 2, T).runs_per_core == 1
+    assert Anakin(agent, CARTPOLE, 2, T, members=Members(tuple(range(8)))).runs_per_core == 1
+    loop, said = Anakin(agent, CARTPOLE, 2, T, num_cores=1, members=Members(tuple(range(8)))), []
+    _introduce(Run(agent, CARTPOLE, loop, Settings(), None, state=None), 0, said.append, ())
+    assert said[1] == "replay of 1,000 decisions x 8 runs: 5 MB per learner core"
+    with pytest.raises(UserError, match="1,000 decisions x 600 B x 2 runs per core"):
+        Anakin(agent, CARTPOLE, 2, T, members=Members(tuple(range(16))))
 
 
 def test_an_agent_that_cannot_be_rebuilt_is_not_swept():

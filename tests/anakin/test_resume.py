@@ -45,6 +45,7 @@ AGENTS = {
         normalize_rewards=True,
         anneal_steps=1000,
     ),
+    "replay": tiny.planner,
 }
 
 RESUME = """
@@ -202,6 +203,28 @@ def test_environments_that_do_not_divide_over_the_cores_are_named(tmp_path):
         anakin.resume(tmp_path / "run", cores=3, total_steps=160)
 
 
+def files(directory):
+    return {path: (path.is_file() and path.read_bytes()) for path in directory.rglob("*")}
+
+
+@pytest.mark.slow
+def test_a_replay_goes_on_on_as_many_cores_only(tmp_path, monkeypatch):
+    """What to do is said before anything is made or written, also where the environments would not divide."""
+    env, directory = tiny.catch(), tmp_path / "run"
+    anakin.train(
+        tiny.planner(env), env, cores=2, run_dir=directory, total_steps=80, sinks=[], evaluations=0, **tiny.SIZES
+    )
+    before = files(directory)
+    with monkeypatch.context() as patched:
+        patched.setattr(anakin.Anakin, "init", None)
+        for cores in (1, 3, 4):
+            with pytest.raises(UserError, match=f"each of 2 learner cores; got {cores} .*Resume with --cores 2"):
+                anakin.resume(directory, cores=cores, total_steps=160, sinks=[])
+    assert files(directory) == before
+    run = anakin.resume(directory, cores=2, total_steps=160, sinks=[])
+    assert run.steps == 160 and run.state.learner.memory.count.tolist() == [10, 10]
+
+
 @pytest.mark.slow
 def test_members_go_on_each_for_itself(tmp_path):
     """Two seeds times two learning rates, bit for bit."""
@@ -265,6 +288,11 @@ def test_a_finished_run_is_refused_and_says_how_to_go_on(copy):
     assert "--total-steps" in refusal(copy, total_steps=80)
     assert rows_of(copy) == rows
     assert anakin.resume(copy, cores=2, total_steps=81, sinks=[]).steps == 160
+
+
+def test_a_run_stays_the_one_that_it_is(copy):
+    """What may differ is named."""
+    assert "batch_per_core cannot change in a run; expected one of total_steps" in refusal(copy, batch_per_core=2)
 
 
 def test_a_checkpoint_of_another_network_is_one_sentence(copy):

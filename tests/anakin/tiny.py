@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import muzero
 from podracer import agents, networks
 from podracer.envs import Catch, api
 
@@ -47,6 +48,24 @@ def catch() -> Catch:
 def a2c(env: Any = None, **config: Any):
     config = dataclasses.replace(agents.a2c.__defaults__[0], **config)
     return agents.a2c((env or catch()).spec, config, NETWORK)
+
+
+def planner(env: Any):
+    """Learns from the second update on, from a ring that is full after the third: 10 sequences of 5 decisions."""
+    config = muzero.GumbelConfig(
+        num_simulations=2,
+        unroll_steps=2,
+        td_steps=2,
+        sequence_length=5,
+        replay_steps=50,
+        min_replay=80,
+        batch_size=8,
+        value_bins=5,
+        reward_bins=5,
+        sampling="prioritised",
+        value_target="network",
+    )
+    return muzero.gumbel_muzero(env.spec, config, muzero.network(8, 1, 8, "mlp"))
 
 
 def leaves(tree: Any) -> list[np.ndarray]:

@@ -22,6 +22,9 @@ from tests.sebulba.scripted import OPEN, Scripted
 TINY = ["--seconds", "0.05", "--rounds", "3", "--unroll-length", "4", "--updates-per-call", "2", "--platform", "cpu"]
 
 
+EIGEN = "--xla_cpu_multi_thread_eigen=false"
+
+
 def read(out):
     """`(rows of the table, facts)` beside a picture."""
     assert out.read_bytes().startswith(b"\x89PNG")
@@ -38,8 +41,9 @@ def spreads_are_in_order(rows, *names):
 
 
 @pytest.mark.slow
-def test_virtual_cores_are_measured_against_the_best_single_core(tmp_path, capsys):
+def test_virtual_cores_are_measured_against_the_best_single_core(tmp_path, capsys, monkeypatch):
     """So many environments in total on 2 cores, and a single core with the half of them for comparison."""
+    monkeypatch.delenv("XLA_FLAGS", raising=False)  # the tests' own process has begun with several cores
     out = tmp_path / "figure.png"
     command = ["scaling", "--agent", "a2c", "--cores", "2", "--batch-size", "8"]
     assert bench(*command, *TINY, "--out", out) == 0
@@ -52,14 +56,19 @@ def test_virtual_cores_are_measured_against_the_best_single_core(tmp_path, capsy
     assert {row["kind"] for row in rows} == {"virtual"} and {row["rounds"] for row in rows} == {"3"}
     spreads_are_in_order(rows, "steps_per_s", "frames_per_s", "cpu_us_per_step", "overhead")
     assert float(rows[1]["overhead_median"]) == 0.0  # the best against itself
-    assert set(PACKAGES) < set(facts["versions"]) and "flags" in facts and facts["topology"]["cores"] == [2]
+    assert set(PACKAGES) < set(facts["versions"]) and facts["topology"]["cores"] == [2]
+    # Of each point its own: a single core has all threads of the machine, if it has several.
+    alone = facts["topology"]["physical_cores"] == 1
+    assert list(facts["flags"]) == list(facts["samples"]) and len(facts["flags"]) == 2
+    assert [EIGEN in flags.get("XLA_FLAGS", "") for flags in facts["flags"].values()] == [True, alone]
     assert [len(blocks) for blocks in facts["samples"].values()] == [3, 3]
     assert all("load" in block for blocks in facts["samples"].values() for block in blocks)
 
 
 @pytest.mark.slow
-def test_pinned_processes_train_together_each_with_environments_of_its_own(tmp_path):
+def test_pinned_processes_train_together_each_with_environments_of_its_own(tmp_path, monkeypatch):
     """Weak scaling: two processes do twice the work, in as many updates."""
+    monkeypatch.delenv("XLA_FLAGS", raising=False)
     out = tmp_path / "figure.png"
     pinned = ["--pinned", "--cores", "1,2" if mesh.physical_cores() > 1 else "1"]
     assert bench("scaling", "--agent", "a2c", "--batch-size", "4", *pinned, *TINY, "--out", out) == 0
@@ -69,6 +78,7 @@ def test_pinned_processes_train_together_each_with_environments_of_its_own(tmp_p
     assert float(rows[0]["efficiency_median"]) == 1 and float(rows[1]["efficiency_median"]) > 0
     assert (facts["num_cores"], facts["steps_per_s"]) == (1, float(rows[0]["steps_per_s_median"]))
     assert round(facts["update_s"] * facts["steps_per_s"]) == 4 * 4  # environments, decisions
+    assert all(EIGEN in flags["XLA_FLAGS"] for flags in facts["flags"].values())
     assert facts["kind"] == "pinned" and len(facts["topology"]["cpus"]) >= 2
     again = scaling.draw([facts, scaling.read(out.with_suffix(".json"))])  # a measurement beside another one
     assert len(again.axes) == 2
@@ -209,7 +219,7 @@ def row(cores, speeds, work, environments=8, baseline=False):
         {"steps_per_s": speed, "cpu_seconds": cpu * 1e-6, "steps": 1, "seconds": 1.0}
         for speed, cpu in zip(speeds, work, strict=True)
     ]
-    measured = scaling.turns.Measured.of(blocks, 0.0, 0.0)
+    measured = scaling.turns.Measured.of(blocks, {"compile_s": 0.0}, 0.0)
     facts = {"device_kind": "cpu", "frame_skip": 4, "started": "now", "processes": 1}
     return scaling.row("virtual", points.Shape(1, cores, environments, baseline), measured, facts)
 

@@ -408,6 +408,8 @@ def test_a_finished_run_is_measured_drawn_plotted_and_extended(finished, podrace
 
     assert "is finished" in mistake("resume", directory)
     assert "--total-steps is 0" in mistake("resume", directory, "--total-steps", 0)
+    assert "metrics_port is 0" in mistake("resume", directory, "--metrics-port", 0)
+    assert "profile is '3'" in mistake("resume", directory, "--profile", 3)
     status, out, _ = podracer("resume", directory, "--total-steps", 200, "--cores", 2)
     assert (status, out.splitlines()[0].split(";")[0]) == (0, f"{directory}: 200 steps")
 

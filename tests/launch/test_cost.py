@@ -69,6 +69,20 @@ def test_a_run_tells_its_own_speed(tmp_path, capsys):
     assert found["source"] == "measured by the run run on 2 cpu cores, 2026-11-29"
 
 
+def test_a_run_that_went_on_elsewhere_tells_the_speed_of_its_last_cores(tmp_path):
+    """Eight cores, then two, then four: whose update is of twice the steps. All are those of all hosts."""
+    path, rows = run_directory(tmp_path / "run", num_cores=8), []
+    for cores, per_update, speeds in ((8, 100, (9, 800, 800)), (2, 100, (9, 200)), (4, 200, (9, 390, 400, 410))):
+        for speed in speeds:
+            steps, updates = (rows[-1]["steps"], rows[-1]["updates"]) if rows else (0, 0)
+            row = {"steps": steps + 10 * per_update, "updates": updates + 10, "steps_per_s": speed}
+            rows.append(row | {"frames": row["steps"], "num_cores": cores})
+    (path / "metrics.jsonl").write_text("\n".join(map(json.dumps, rows)))
+    rate = rates.read(path)
+    assert (rate.steps_per_s, rate.cores, rate.update_s) == (400, 4, 200 / 400)
+    assert rate.source == "measured by the run run on 2 cpu cores, later 4 cores, 2026-11-29"
+
+
 def test_a_file_of_bench_tells_its_speed(tmp_path):
     content = {"devices": "2 cpu cores", "num_cores": 2, "steps_per_s": 30, "frame_skip": 4, "update_s": 0.5}
     (tmp_path / "b.json").write_text(json.dumps(content))
@@ -112,6 +126,7 @@ def test_this_machine_is_measured_where_nothing_is_given(capsys, monkeypatch):
         ),
         ("predict --type v4-9", "unknown TPU type 'v4-9'"),
         ("predict --out x.gif", "--out is 'x.gif'"),
+        ("predict --steps-per-s 5 --from x", "--steps-per-s and --from are both given"),
         ("predict --from nowhere", "--from nowhere does not exist"),
         ("predict --reduces-per-update 0", "--reduces-per-update is 0"),
     ],
@@ -132,13 +147,18 @@ def test_frames_per_dollar_of_a_run():
         cost.PerDollar("tpu7x-8")
 
 
-def test_training_says_frames_per_dollar_where_asked(capsys):
-    """At its end; a name that is wrong is refused before it begins."""
-    env = types.SimpleNamespace(spec=types.SimpleNamespace(frame_skip=1))
-    run = types.SimpleNamespace(steps=1, best_score=None, absolute_score=None, directory="runs/x", env=env)
-    run.metrics = {"frames_per_s": 10.0}
+def test_training_says_frames_per_dollar_where_asked(tmp_path, capsys):
+    """At its end, by the speed that `bench cost --from` takes; a name that is wrong is refused before it begins."""
+    env = types.SimpleNamespace(spec=types.SimpleNamespace(frame_skip=4))
+    path = run_directory(tmp_path / "run")
+    run = types.SimpleNamespace(steps=1, best_score=None, absolute_score=None, directory=path, env=env)
     training._report(run, cost.PerDollar("v3-8"))
-    assert "4,500 frames (= steps) per dollar, if v3-8 ran at this speed ($8.00" in capsys.readouterr().out
+    assert "180,000 frames (45,000 steps) per dollar, if v3-8 ran at this speed ($8.00" in capsys.readouterr().out
+    assert bench("cost", "--from", path, "--startup-s", 0, "--compile-s", 0, "--json") == 0
+    assert json.loads(capsys.readouterr().out)["rows"][-1]["frames_per_usd"] == pytest.approx(180_000)
+    (path / "metrics.jsonl").unlink()
+    training._report(run, cost.PerDollar("v3-8"))
+    assert "per dollar" not in capsys.readouterr().out
     with pytest.raises(SystemExit) as exit_:
         cli.main(["train", "anakin", "--env", "catch", "--cost-type", "v3-9"])
     assert exit_.value.code == 2 and "unknown TPU type 'v3-9'" in capsys.readouterr().err
@@ -240,3 +260,5 @@ def test_a_prediction_from_a_run_takes_a_cores_share(tmp_path):
     measured, skip, source = predict._measured(options)
     assert (measured.steps_per_s, skip) == (50.0, 4) and source.endswith("a core's share of 2")
     assert measured.params_bytes % 4 == 0 and measured.params_bytes > 4 * 50 * 64
+    _, _, source = predict._measured(predict.Options(from_=str(path), update_ms=3.0))
+    assert source.endswith("a core's share of 2; you gave --update-ms")

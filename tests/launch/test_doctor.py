@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
 import socket
 import sys
+from importlib.metadata import version
 
 import pytest
 
@@ -31,23 +33,30 @@ def python(monkeypatch, tmp_path, text):
     monkeypatch.setattr(sys, "executable", str(path))
 
 
-FOUND = 'echo \'["cpu", 2, "cpu", 1]\''
+FOUND = 'echo \'["cpu", 2, "cpu", null]\''
 
 
 def test_this_machine_for_real(capsys):
-    """JAX in a process of its own; nothing that is needed is broken here."""
+    """JAX and a game in processes of their own; nothing that is needed is broken here."""
     cli.main(["doctor", "--platform", "cpu"])
     out = capsys.readouterr().out
     assert "asked for cpu, found cpu" in out and "broken" not in out
-    for name in ("packages", "memory", "disk", "cache", "environments", "emulator", "proxies", "ports", "tools"):
-        assert f" {name}" in out
+    names = ["packages", "memory", "disk", "cache", "environments", "atari", "proxies", "ports", "compiler", "tools"]
+    assert [name for name in names if f" {name}" not in out] == []
 
 
 def test_a_platform_that_is_not_there_is_broken(machine, monkeypatch, tmp_path):
     python(monkeypatch, tmp_path, 'echo "RuntimeError: Unable to initialize backend $JAX_PLATFORMS" >&2; exit 1')
     finding = hardware.devices("tpu")
     assert finding.state == hardware.BROKEN and "Unable to initialize backend tpu" in finding.found
-    assert "podracer[tpu]" in finding.do
+    assert "pip install '.[tpu]'" in finding.do
+
+
+def test_the_memory_of_an_accelerator_is_said(machine, monkeypatch, tmp_path):
+    python(monkeypatch, tmp_path, """echo '["tpu", 8, "TPU v3", 17179869184]'""")
+    assert "found tpu: 8 x TPU v3 with 17.2 GB of memory each for JAX;" in hardware.devices(None).found
+    python(monkeypatch, tmp_path, FOUND)
+    assert "memory" not in hardware.devices(None).found
 
 
 def test_a_start_that_hangs_is_told(machine, monkeypatch, tmp_path):
@@ -122,4 +131,37 @@ def test_broken_is_status_1_and_json_holds_all(machine, monkeypatch, tmp_path, c
     assert exit_.value.code == 1
     found = {finding["name"]: finding for finding in json.loads(capsys.readouterr().out)}
     assert found["devices"]["state"] == "broken" and set(found["devices"]) == {"name", "state", "found", "do"}
-    assert len(found) == 11
+    assert len(found) == 12
+
+
+@pytest.mark.skipif(not importlib.util.find_spec("envpool"), reason="envpool is not installed")
+def test_a_game_is_played():
+    finding = doctor.atari()
+    assert finding == hardware.Finding("atari", hardware.OK, f"Pong runs with envpool {version('envpool')}")
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("echo noise; echo 'podracer: no ROM' >&2; exit 1", "(status 1): podracer: no ROM"),
+        ("kill -SEGV $$", "(status -11): no message"),
+        ("exec sleep 5", "did not make ten steps within 0.2 s"),
+    ],
+)
+def test_a_game_that_does_not_run_is_told(monkeypatch, tmp_path, text, says):
+    """It fails, crashes, hangs."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: True)
+    monkeypatch.setattr(doctor, "GAME_TIMEOUT_S", 0.2 if "sleep" in text else 60.0)
+    python(monkeypatch, tmp_path, text)
+    finding = doctor.atari()
+    assert finding.state == hardware.WARN and says in finding.found and "ale/..." in finding.do
+
+
+def test_libraries_that_are_not_installed_say_how_they_are(monkeypatch):
+    """None is broken: others do without."""
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    monkeypatch.setattr(doctor, "_version", lambda name: None)
+    assert doctor.atari() == hardware.Finding("atari", hardware.WARN, "envpool is not installed", doctor.atari().do)
+    assert "pip install envpool" in doctor.atari().do
+    assert doctor.environments().found == "those of podracer alone" and "'.[envs]'" in doctor.environments().do
+    assert doctor.compiler().state == hardware.OK and "'.[tpu]'" in doctor.compiler().do

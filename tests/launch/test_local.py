@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -230,6 +231,18 @@ def test_a_killed_host_ends_the_others_and_the_launcher_goes_on(tmp_path):
     assert not any(os.path.exists(f"/proc/{pid}") for pid in before)
 
 
+def test_a_host_whose_peer_is_killed_ends_by_itself_and_names_it(tmp_path):
+    """Without a launcher, as on a pod: the kernel closes the connections of the one, the other is there for seconds."""
+    first, second = start_each(*[[*ANAKIN, *FOR_EVER, "--run", tmp_path / "run"]] * 2)
+    with running(first, second):
+        wait_for_rows(tmp_path / "run", 3, first, second)
+        second.kill()
+        status, _, err = end(first, 30)  # about 2 s; more where the machine is busy
+    assert status == 71, err
+    assert "podracer: host 1 has ended without a word (killed, or out of memory?); this one stops" in err
+    assert "Traceback" not in err
+
+
 def test_sebulba_trains_over_two_hosts_and_one_goes_on(tmp_path):
     """Each host with its own actors: twice the steps per update, and the games of both in the metrics."""
     directory = tmp_path / "run"
@@ -242,10 +255,13 @@ def test_sebulba_trains_over_two_hosts_and_one_goes_on(tmp_path):
     assert "20 frames per update and host, 2 hosts (40 steps per update" in err
     found = [row for row in rows(directory) if "updates" in row]
     assert [row["steps"] for row in found] == list(range(40, 401, 40))
+    assert {row["num_cores"] for row in found} == {4}
+    assert json.loads((directory / "config.json").read_text())["num_cores"] == 4  # of all hosts
     assert [row["episodes"] for row in found] == [8 * (5 * n // 4) for n in range(1, 11)]  # an episode is 4 steps
     assert [row["eval_episodes"] for row in rows(directory) if "eval_episodes" in row] == [4, 4]
     cli.main(["resume", str(directory), "--cores", "2", "--total-steps", "440"])
-    assert rows(directory)[-1]["steps"] == 440
+    last = [row for row in rows(directory) if "updates" in row][-1]
+    assert (last["steps"], last["num_cores"]) == (440, 2)
 
 
 def test_a_single_host_that_is_told_to_end_while_it_compiles_can_be_started_again(tmp_path):

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+
 import pytest
 
 import anakin
 import muzero
 import sebulba
+from launch import cli
 from podracer import config, envs, presets
 from tests.learning.test_anakin_learns import Curve
 from tests.muzero.dice import Dice
@@ -63,7 +66,7 @@ def test_pendulum_is_swung_up_with_sampled_actions():
 
 @pytest.mark.long
 def test_breakout_is_learnt_faster_than_by_ppo():
-    """The first steps of the preset: PPO's has 4.5 at 100,000 steps and 6.3 to 6.8 at 150,000."""
+    """The first steps of the preset: 16 seeds of PPO have 4.5 at 100,000 steps and 6.3 at 150,000."""
     pytest.importorskip("gymnax")
     preset = presets.PRESETS["breakout-gumbel-muzero"]
     env, curve = envs.make(preset.env), Curve()
@@ -98,3 +101,29 @@ def test_what_a_die_may_show_is_planned_for():
     anakin.train(agent, env, sinks=[curve, Used()], **run)
     assert curve.at(40_000) >= 0.85
     assert [used for used in rows if used is not None][-1] >= 3.5
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("architecture", ["anakin", "sebulba"])
+@pytest.mark.parametrize(("env", "bar"), [("catch", 0.95), ("cartpole", 450.0)])
+def test_presets_reach_their_bars_on_both_architectures(architecture, env, bar, tmp_path):
+    """By the command: the best params on new episodes. The agent is the same."""
+    line = ["train", architecture, "--env", env, "--agent", "gumbel-muzero", "--preset", f"{env}-gumbel-muzero"]
+    cli.main([*line, *SIZES.get(architecture, []), "--run", str(tmp_path / "run")])
+    rows = [json.loads(row) for row in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert rows[-1]["absolute_return_mean"] >= bar
+
+
+SIZES = {"sebulba": ["--batch-size", "32", "--cores", "2", "--no-probe"]}
+
+
+@pytest.mark.long
+def test_tic_tac_toe_is_never_lost(tmp_path, capfd):
+    """Against perfect play, from both sides."""
+    pytest.importorskip("pgx")
+    cli.main(["train", "anakin", "--preset", "tic-tac-toe-alphazero", "--cores", "1", "--run", str(tmp_path / "run")])
+    capfd.readouterr()
+    cli.main(["eval", str(tmp_path / "run"), "--against", "minimax", "--games", "100", "--json"])
+    found = json.loads(capfd.readouterr().out)
+    assert len(found["moves_first"]) == len(found["moves_second"]) == 50
+    assert min(found["moves_first"] + found["moves_second"]) >= 0, found  # -1 is lost

@@ -78,6 +78,19 @@ def test_acting_notes_what_the_search_found(name, kind):
     np.testing.assert_array_equal(first, second)  # no noise
 
 
+def test_a_model_that_says_what_is_no_number_is_reported():
+    """Its numbers count as 0 in the search, so that nothing else would show it."""
+    it = bench()
+    state = it.init(jax.random.key(0))
+    trajectory, _ = it.unroll(state.params, 0)
+    assert not np.any(trajectory.actor_output.extras.nonfinite)
+    weights = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), state.params.weights)
+    broken, _ = it.unroll(state.params._replace(weights=weights), 0)
+    assert np.all(broken.actor_output.extras.nonfinite) and np.all(np.isfinite(broken.actor_output.extras.policy))
+    shares = [it.learn(state, each, jax.random.key(0))[1]["nonfinite_searches"] for each in (trajectory, broken)]
+    assert shares == [0.0, 1.0] and set(it.agent.alarms) <= set(it.learn(state, broken, jax.random.key(0))[1])
+
+
 @pytest.mark.parametrize(
     ("name", "kind"), [("muzero", "discrete"), ("gumbel-muzero", "discrete"), ("gumbel-muzero", "masked")]
 )
@@ -325,13 +338,15 @@ def test_what_cannot_be_is_refused_in_one_line():
     with pytest.raises(UserError, match=r"5 decisions .*sequence_length = 4 does not divide"):
         other = Bench(make(sequence_length=4), SPECS["discrete"])
         other.learn(other.init(jax.random.key(0)), trajectory, jax.random.key(0))
-    with pytest.raises(UserError, match=r"replay memory takes .*Lower replay_steps"):
-        make(replay_steps=10**13).initial_learner_state(jax.random.key(0))
+    with pytest.raises(UserError, match=r"replay_steps is 1e\+13; expected a finite number <= 2.14748e\+09"):
+        make(replay_steps=10**13)
 
 
-def test_the_run_is_told_what_the_memory_takes():
-    (note,) = bench().agent.notes
-    assert note.startswith("replay of 960 decisions: 0 MB per learner core")
+def test_the_size_of_the_memory_is_that_of_its_arrays():
+    it = bench()
+    memory = it.init(jax.random.key(0)).memory
+    num_bytes = sum(leaf.nbytes for leaf in jax.tree.leaves(memory))
+    assert it.agent.replay == (960, num_bytes)
 
 
 @each_agent

@@ -109,6 +109,37 @@ def test_the_loss_is_the_sum_over_a_walk(costs):
     assert metrics["start_value"].shape == (B,)
 
 
+def test_the_entropy_is_that_over_the_legal_actions():
+    """By hand; without a mask over all. No gradient of it flows into what is not there."""
+    observation, _, targets, weight = example()
+    legal = np.random.default_rng(3).random((K + 1, B, A)) < 0.6
+    legal[..., 0] = True
+    costs = Costs(0.25, 1.0)
+    for mask in (legal, None):
+
+        @fast_jit
+        def bonus(weights, mask=mask):
+            with_, without = (
+                loss(PLANNER, weights, observation, None, targets, weight, each, mask)
+                for each in (costs._replace(entropy=1.0), costs)
+            )
+            return without[0] - with_[0], with_[1]["policy_entropy"]
+
+        latent, wanted = NET.apply(WEIGHTS, lambda m, x: m.represent(x), observation), []
+        for k in range(K + 1):
+            if k:
+                latent, _ = NET.apply(WEIGHTS, lambda m, x, a: m.step(x, a), latent, targets.action[k - 1])
+            logits = np.asarray(NET.apply(WEIGHTS, lambda m, x: m.predict(x), latent).policy, np.float64)
+            there = np.ones((B, A), bool) if mask is None else mask[k]
+            odds = np.where(there, np.exp(logits), 0.0)
+            probs = odds / odds.sum(-1, keepdims=True)
+            entropy = -(probs * np.log(np.where(there, probs, 1.0))).sum(-1)
+            wanted.append((entropy * np.asarray(weight) * np.asarray(targets.policy_mask[k])).sum() / (K if k else 1))
+        found, at_start = bonus(WEIGHTS)
+        assert float(found) == pytest.approx(sum(wanted), rel=1e-3)
+        assert float(at_start) == pytest.approx(wanted[0], rel=1e-4)
+
+
 def test_masked_targets_have_no_influence():
     observation, following, targets, weight = example()
     noisy = targets._replace(

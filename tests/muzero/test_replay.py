@@ -13,6 +13,7 @@ from podracer import mesh, specs
 from podracer.errors import UserError
 from podracer.types import ActorOutput, TimeStep, Trajectory
 from tests.contracts.agents import SPECS, fast_jit, timesteps
+from tests.podracer.test_policies import chi_square
 
 L, K, A = 4, 2, 4
 S = L - K + 1
@@ -63,9 +64,9 @@ def test_uniform_samples_are_uniform_over_what_is_there():
     sample = jax.jit(lambda key: it.sample(memory, key, 20_000))(jax.random.key(0))
     counts = np.zeros((7, L))
     np.add.at(counts, (np.asarray(sample.row), np.asarray(sample.start)), 1)
-    assert np.all(counts[5:] == 0) and np.all(counts[:, S:] == 0)
-    expected = 20_000 / (5 * (S))
-    assert np.all(np.abs(counts[:5, :S] - expected) < 5 * np.sqrt(expected))
+    probabilities = np.zeros((7, L))
+    probabilities[:5, :S] = 1 / (5 * S)
+    assert abs(chi_square(counts.ravel(), probabilities.ravel())) < 5  # which includes that no other comes up
     np.testing.assert_array_equal(sample.probability, 1.0)
 
 
@@ -82,8 +83,7 @@ def test_priorities_decide_how_often():
     np.testing.assert_allclose(sample.probability, share[sample.row, sample.start] * 5 * (S), rtol=1e-5)
     counts = np.zeros((7, S))
     np.add.at(counts, (sample.row, sample.start), 1)
-    assert np.all(counts[priority == 0] == 0)
-    assert np.all(np.abs(counts - 50_000 * share) < 5 * np.sqrt(50_000 * share) + 1e-9)
+    assert abs(chi_square(counts.ravel(), share.ravel())) < 5  # which includes that priority 0 never comes up
     weight = replay.importance(jax.tree.map(jnp.asarray, sample), 0.4, None)
     by_hand = (1 / sample.probability) ** 0.4
     np.testing.assert_allclose(weight, by_hand / by_hand.max(), rtol=1e-5)
@@ -119,6 +119,50 @@ def test_the_largest_importance_weight_is_1_over_all_cores():
     assert float(jnp.max(one)) == 1.0
 
 
+def test_no_draw_finds_a_row_without_priority_however_it_is_rounded():
+    """XLA adds up 2,048 numbers as a tree, whose sums may rise or fall by a rounding where a row has nothing to add.
+
+    The draws are multiples of 2**-23, as JAX's are: all around each row's border, and the largest ones.
+    """
+    rows, grid = 2048, 2.0**-23
+    invert = fast_jit(replay._invert)
+    near = np.arange(-2, 3)
+    for seed in range(20):
+        rng = np.random.default_rng(seed)
+        weights = np.zeros(rows, np.float32)
+        weights[: rows // 2] = rng.uniform(0.1, 9, rows // 2) * (rng.random(rows // 2) < (0.5 if seed % 2 else 1.0))
+        share = np.cumsum(weights, dtype=np.float64) / np.sum(weights, dtype=np.float64)
+        places = np.concatenate([(np.floor(share / grid)[:, None] + near).ravel(), 1 / grid - np.arange(1, 65)])
+        draws = (np.clip(places, 0, 1 / grid - 1) * grid).astype(np.float32)
+        found = np.asarray(invert(jnp.asarray(weights[None]), jnp.asarray(draws[None])))[0]
+        assert np.all(weights[found] > 0)
+        # As wanted, but for the rounding of 2,048 sums.
+        assert np.all(share[found] >= draws - 1e-5) and np.all((share - weights / weights.sum())[found] <= draws + 1e-5)
+
+
+def test_half_filled_rings_of_2048_rows_give_no_empty_row_over_many_keys():
+    it = memory_of(capacity=2048, prioritised=True)
+
+    def draw(key):
+        ring_key, key = jax.random.split(key)
+        priority = jax.random.uniform(ring_key, (2048, S), minval=0.1, maxval=9.0).at[1024:].set(0.0)
+        return it.sample(it.initial()._replace(priority=priority, count=jnp.int32(1024)), key, 4096)
+
+    sample = fast_jit(jax.vmap(draw))(jax.random.split(jax.random.key(0), 200))
+    assert int(jnp.max(sample.row)) < 1024 and float(jnp.min(sample.probability)) > 0
+
+
+def test_a_start_that_should_not_have_been_drawn_weighs_nothing():
+    """The largest weight is that of starts with a probability; where none has any, nothing is learnt, and no NaN."""
+    probability = jnp.array([0.5, 0.0, 2.0, 0.0])
+    weight = replay.importance(Sample(probability, probability, probability), 0.4, None)
+    np.testing.assert_allclose(weight, [1.0, 0.0, 0.25**0.4, 0.0], rtol=1e-6)
+    nothing = jnp.zeros(4)
+    np.testing.assert_array_equal(replay.importance(Sample(nothing, nothing, nothing), 0.4, None), nothing)
+    memory = memory_of(prioritised=True).initial()
+    assert not np.any(memory_of(prioritised=True).sample(memory, jax.random.key(0), 8).probability)
+
+
 def test_a_trajectory_larger_than_the_memory_is_refused():
     it = memory_of(capacity=2)
     with pytest.raises(UserError, match=r"one trajectory is 12 decisions .* replay_steps is 8.*Raise replay_steps"):
@@ -136,12 +180,6 @@ def test_bytes_are_counted_from_the_shapes():
     assert Replay(spec, A, 10, L, K, prioritised=True).num_bytes() == plain.num_bytes() + 10 * (S) * 4
     real = sum(leaf.nbytes for leaf in jax.tree.leaves(plain.initial()))
     assert plain.num_bytes() == real
-
-
-def test_a_memory_that_no_device_holds_is_refused():
-    replay.check_fits(1_000_000)
-    with pytest.raises(UserError, match=r"replay memory takes 1,000,000.0 GB .* expected at most .*Lower replay_steps"):
-        replay.check_fits(10**15)
 
 
 def trajectory_of(spec, steps, batch_size, seed=0):

@@ -71,6 +71,32 @@ def test_hosts_that_differ_name_the_field_the_values_and_the_hosts():
     }
 
 
+def test_versions_of_all_that_trains_are_compared(monkeypatch):
+    """What is nowhere installed is no difference; what is on one host only is."""
+    monkeypatch.setattr(hosts.importlib.metadata, "version", lambda name: installed(name, envpool="1.2.5"))
+    ours = hosts._versions()
+    assert {"version of libtpu", "version of optax", "version of orbax-checkpoint"} < set(ours)
+    assert ours["version of libtpu"] == "not installed" and ours["version of envpool"] == "1.2.5"
+    answers, _ = call(2, [0, 1], {0: ours, 1: ours})
+    assert all(isinstance(answer, rollcall.Roll) for answer in answers.values())
+    for answer in answers.values():
+        for connection in answer.lines.values():
+            connection.close()
+    monkeypatch.setattr(hosts.importlib.metadata, "version", lambda name: installed(name, flax="0.1"))
+    answers, _ = call(2, [0, 1], {0: ours, 1: hosts._versions()})
+    assert set(answers.values()) == {
+        'the hosts disagree: version of envpool is "1.2.5" on host 0 and "not installed" on host 1; '
+        'version of flax is "1.0" on host 0 and "0.1" on host 1. Start the same on all.'
+    }
+
+
+def installed(name, **versions):
+    """In place of `importlib.metadata.version`, on a host without libtpu and, where none is given, envpool."""
+    if name in ("libtpu", "envpool") and name not in versions:
+        raise hosts.importlib.metadata.PackageNotFoundError(name)
+    return versions.get(name, "1.0")
+
+
 def test_a_host_that_is_twice_there_or_of_another_run_is_refused():
     address = f"127.0.0.1:{free_port()}"
     refused = []

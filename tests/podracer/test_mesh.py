@@ -142,6 +142,30 @@ def test_the_number_of_virtual_cores_is_chosen_before_jax_starts():
     assert python(code).stdout.split() == ["3"]
 
 
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="processes cannot be pinned here")
+@pytest.mark.parametrize(
+    ("cores", "pinned", "given", "expected"),
+    [
+        (2, False, "", "--xla_cpu_multi_thread_eigen=false"),
+        (2, False, "--xla_cpu_multi_thread_eigen=true", "--xla_cpu_multi_thread_eigen=true"),
+        (1, True, "--xla_force=x", "--xla_force=x --xla_cpu_multi_thread_eigen=false"),
+    ],
+)
+def test_devices_that_share_a_machine_have_a_thread_each(cores, pinned, given, expected):
+    """Those of one process, and those of processes that are pinned to a core each. What the user says stays."""
+    pin = "os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})" if pinned else ""
+    code = f"""
+import os
+{pin}
+from podracer import mesh
+mesh.jax.default_backend = lambda: "tpu"  # the flag x is none of XLA's
+mesh.start_backend(None, {cores})
+print(os.environ["XLA_FLAGS"])
+"""
+    done = python(code, XLA_FLAGS=given)
+    assert done.stdout.strip() == expected, done.stderr
+
+
 def test_a_platform_asked_for_after_jax_started_on_another_is_refused():
     code = """
 import jax; jax.config.update("jax_platforms", "cpu"); jax.devices()

@@ -70,6 +70,30 @@ def test_a_trace_is_closed_when_a_run_fails(monkeypatch, tmp_path):
     assert calls.seen == ["start", "stop"]
 
 
+@pytest.mark.parametrize("architecture", [anakin, sebulba])
+def test_a_run_that_goes_on_traces_what_it_is_told_to(monkeypatch, tmp_path, capsys, architecture):
+    """By the same command with `or_resume`, and by `resume`, which else keeps the run's own."""
+    calls, env = Calls(monkeypatch), envs.Catch()
+    agent = agents.a2c(env.spec, network=networks.mlp((8,)))
+    anakins, sebulbas = {"batch_per_core": 8, "updates_per_call": 1}, {"batch_size": 8, "probe": False}
+    sizes = anakins if architecture is anakin else sebulbas
+    sizes |= {"unroll_length": 4, "evaluations": 0, "run_dir": tmp_path / "run", "cores": 1}
+    per_update = 32 if architecture is anakin else 64
+    end = lambda updates: {"total_steps": updates * per_update}
+    architecture.train(agent, env, profile="2:2", **end(2), **sizes)
+    assert calls.seen == ["start", "stop"]
+    architecture.train(agent, env, profile="4:4", or_resume=True, **end(4), **sizes)
+    assert calls.seen == ["start", "stop"] * 2
+    assert "nothing is traced" not in capsys.readouterr().err
+    with pytest.raises(UserError, match="profile is '9:9', but the run ends with update 6"):
+        architecture.resume(tmp_path / "run", cores=1, profile="9:9", **end(6))
+    architecture.resume(tmp_path / "run", cores=1, **end(5))
+    assert calls.seen == ["start", "stop"] * 2
+    assert "nothing is traced: profile is '2:2', and the run goes on with update 5" in capsys.readouterr().err
+    architecture.resume(tmp_path / "run", cores=1, profile="6:6", **end(6))
+    assert calls.seen == ["start", "stop"] * 3
+
+
 def trace_of(directory):
     """`(file, names of all events)` of the only trace of a run."""
     (path,) = (directory / "tensorboard" / "plugins" / "profile").glob("*/*.xplane.pb")

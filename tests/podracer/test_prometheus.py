@@ -13,7 +13,8 @@ import urllib.request
 import pytest
 
 import anakin
-from podracer import agents, envs, prometheus
+import sebulba
+from podracer import agents, envs, networks, prometheus
 from podracer.errors import UserError
 
 
@@ -158,6 +159,28 @@ def test_a_port_that_is_taken_is_refused_before_the_run(tmp_path):
         with pytest.raises(UserError, match=f"metrics_port is {port}, but something else listens there"):
             anakin.train(agents.a2c(env.spec), env, run_dir=tmp_path / "run", metrics_port=port)
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("architecture", [anakin, sebulba])
+def test_a_run_whose_port_is_taken_goes_on_with_another(tmp_path, architecture):
+    """By the same command with `or_resume`, and by `resume`, which else keeps the run's own."""
+    first, second, third, env = free_port(), free_port(), free_port(), envs.Catch()
+    agent = agents.a2c(env.spec, network=networks.mlp((8,)))
+    sizes = {"batch_per_core": 8} if architecture is anakin else {"batch_size": 8, "probe": False}
+    sizes |= {"unroll_length": 4, "evaluations": 0, "run_dir": tmp_path / "run", "cores": 1}
+    architecture.train(agent, env, sinks=[], total_steps=64, metrics_port=first, **sizes)
+    with socket.create_server(("127.0.0.1", first)):
+        scrape = Scrape(second)
+        changes = {"total_steps": 256, "metrics_port": second, "or_resume": True}
+        assert architecture.train(agent, env, sinks=[scrape], **sizes, **changes).steps == 256
+        assert values(scrape.texts[-1])["podracer_steps"] > 64
+        with pytest.raises(UserError, match=f"metrics_port is {first}, but something else listens there"):
+            architecture.resume(tmp_path / "run", cores=1, total_steps=384, sinks=[])
+        scrape = Scrape(third)
+        architecture.resume(tmp_path / "run", cores=1, total_steps=512, metrics_port=third, sinks=[scrape])
+        assert values(scrape.texts[-1])["podracer_steps"] > 256
+        # A command that says no port asks for none.
+        assert architecture.train(agent, env, sinks=[], total_steps=640, or_resume=True, **sizes).steps == 640
 
 
 @pytest.mark.parametrize("port", [0, -1, 65_536])

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 import anakin
-from podracer import manifest, saving, sinks
+from podracer import checkpoint, manifest, saving, sinks
 from podracer.claim import Claim
 from podracer.errors import NotSaved, UserError
 from podracer.saving import Saver
@@ -115,39 +115,67 @@ def fails(*_):
     raise OSError(28, "No space left on device")
 
 
-def test_what_cannot_be_written_is_said_and_training_goes_on(tmp_path, monkeypatch, capsys):
+class Unreachable:
+    """In place of the file system of a bucket whose network is gone: whatever is asked of it fails, each time anew."""
+
+    asked = 0
+
+    def fail(self, *_, **__):
+        self.asked += 1
+        raise ConnectionError(f"request {self.asked} of {os.urandom(4).hex()}: Cannot connect to host storage")
+
+    def patch(self, patch):
+        from etils import epath
+
+        for name in ("exists", "is_dir", "iterdir", "mkdir", "open", "write_text"):
+            patch.setattr(type(epath.Path("/")), name, self.fail)
+
+
+def full_disk(patch):
+    patch.setattr(manifest, "write", fails)
+
+
+FAILURES = pytest.mark.parametrize(
+    ("breaks", "reason"), [(full_disk, "No space left on device"), (Unreachable().patch, "Cannot connect to host")]
+)
+
+
+@FAILURES
+def test_what_cannot_be_written_is_said_and_training_goes_on(tmp_path, monkeypatch, capsys, breaks, reason):
     """At length once, then at the 2nd, 4th, 8th time; when there is room again, all is well."""
     time = Time()
     with saver(tmp_path / "run", time, checkpoint_every_s=60) as one:
         save(one, 10)
         one._checkpoints.wait()
         with monkeypatch.context() as patch:
-            patch.setattr(manifest, "write", fails)
+            breaks(patch)
             assert len(saves(one, time, 60.0, range(11, 21))) == 10
             one._settle(one._checkpoints.wait)
         assert sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir()) == ["10"]
         assert saves(one, time, 60.0, [21]) == [21]
     lines = capsys.readouterr().err.splitlines()
     assert len(lines) == 4, lines
-    assert "could not be written: No space left on device. Training goes on until the last good" in lines[0]
+    assert "could not be written: " in lines[0] and reason in lines[0]
+    assert ". Training goes on until the last good" in lines[0]
     assert f"is of 10 steps: podracer resume {tmp_path / 'run'}" in lines[0]
     assert ["2 times" in lines[1], "4 times" in lines[2], "8 times" in lines[3]] == [True] * 3
     assert saving.open_checkpoints(tmp_path / "run").steps() == [10, 21]
 
 
+@FAILURES
 @pytest.mark.parametrize("every_s", [60, 0])
-def test_the_run_ends_when_the_last_good_one_is_too_old(tmp_path, monkeypatch, every_s):
+def test_the_run_ends_when_the_last_good_one_is_too_old(tmp_path, monkeypatch, every_s, breaks, reason):
     """Half an hour here; the message says what is left."""
     time, settings = Time(), {"checkpoint_every_s": every_s, "checkpoint_max_age_s": 1800}
     one = saver(tmp_path / "run", time, **settings)
     with (
-        pytest.raises(NotSaved, match=r"for 1,800 s \(No space left on device\). The last good one is of 10 steps"),
+        pytest.raises(NotSaved, match=rf"for 1,800 s \(.*{reason}.*\)\. The last good one is of 10 steps"),
         one,
     ):
         one.due(9)
         save(one, 10)
         one._checkpoints.wait()
-        monkeypatch.setattr(manifest, "write", fails)
+        breaks(monkeypatch)
         save(one, 11)
         one._settle(one._checkpoints.wait)
         for number in range(11, 100):
@@ -251,6 +279,16 @@ def test_a_place_for_checkpoints_belongs_to_one_run(tmp_path):
         with pytest.raises(UserError, match=says):
             train(tmp_path / f"two-{says[:5]}", checkpoint_dir=str(place), total_steps=80, evaluations=0)
     assert saving.open_checkpoints(tmp_path / "one").steps() == [80]
+
+
+def test_a_bucket_needs_its_library(tmp_path, monkeypatch):
+    """Which is asked for before anything is compiled or written."""
+    monkeypatch.setattr(checkpoint.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(UserError, match=r"checkpoint_dir gs://bucket/run is a bucket.*pip install '\.\[gcs\]'"):
+        train(tmp_path / "run", checkpoint_dir="gs://bucket/run")
+    assert list(tmp_path.iterdir()) == []
+    monkeypatch.setattr(checkpoint.importlib.util, "find_spec", lambda name: name == "gcsfs" or None)
+    assert str(checkpoint.place("gs://bucket/run")) == "gs://bucket/run"
 
 
 def test_a_run_whose_best_params_are_damaged_goes_on(tmp_path, capsys):

@@ -93,7 +93,7 @@ def test_without_wandb_the_message_says_how_to_get_it(tmp_path, monkeypatch):
         lambda: sinks.WeightsAndBiases(tmp_path, {}),
         lambda: reporting.check_sinks(tmp_path, False, True),
     ):
-        with pytest.raises(UserError, match=r"wandb is not installed.*pip install 'podracer\[wandb\]'"):
+        with pytest.raises(UserError, match=r"wandb is not installed.*pip install '\.\[wandb\]'"):
             use()
 
 
@@ -208,3 +208,12 @@ def test_a_terminal_gets_a_live_bar():
     assert "━" in text
     last = [line for line in re.split(r"[\r\n]+", text) if "ppo on catch" in line][-1]
     assert "100%" in last and "return 0.25" in last and "1k steps" in last
+
+
+def test_an_alarm_is_given_once():
+    said = []
+    alarms = sinks.Alarms({"clipped": (0.05, "raise it"), "broken": (0.0, "mend it")}, said.append)
+    for row in ({"steps": 1}, {"clipped": 0.05, "broken": 0.0}, {"clipped": 0.06}, {"clipped": 1.0}, {"broken": 1e-3}):
+        alarms.write(row)
+    assert said == ["podracer: raise it", "podracer: mend it"]
+    alarms.close()

@@ -73,14 +73,14 @@ def test_roots_without_any_legal_action_are_refused_by_number(policy):
         policy(model, jax.random.PRNGKey(0), root, models.table_step, SIMS, invalid_actions=invalid)
 
 
-@pytest.mark.parametrize("low", [-np.inf, np.finfo(np.float32).min, np.nan])
-def test_actions_below_the_root_are_illegal_where_the_model_says_so(run, low):
+@pytest.mark.parametrize("low", [-np.inf, np.finfo(np.float32).min, np.nan, np.inf])
+def test_actions_are_illegal_where_the_model_says_so(run, low):
     model = models.table(1, 30, ACTIONS)
     illegal = np.random.default_rng(1).random((30, ACTIONS)) < 0.5
     illegal[np.arange(30), np.arange(30) % ACTIONS] = False
     model = model._replace(logits=np.where(illegal, low, model.logits).astype(np.float32))
     root = models.table_root(model, np.arange(BATCH))
-    output = run(model, root, illegal[:BATCH])
+    output = run(model, root, np.zeros((BATCH, ACTIONS), bool))  # at the root, too, logits alone say so
     tree = output.search_tree
     assert all_finite(output)
     at = np.asarray(tree.per_tree(tree.embeddings["state"]))
@@ -90,18 +90,21 @@ def test_actions_below_the_root_are_illegal_where_the_model_says_so(run, low):
 def test_a_model_that_returns_nan_leaves_the_tree_finite(run):
     model = models.table(2, 30, ACTIONS)
     model.value[::3], model.reward[::2, 0], model.reward[1::2, 1], model.logits[::5] = np.nan, np.inf, -np.inf, np.nan
+    model.logits[1::5, 2] = np.inf
     output = run(model, models.table_root(model, np.arange(BATCH)), np.zeros((BATCH, ACTIONS), bool))
     tree = output.search_tree._replace(embeddings=())  # the model's own, which we do not touch
     assert all_finite((output.action_weights, tree))
 
 
-@pytest.mark.parametrize("field", ["value", "reward", "discount", "logits"])
+@pytest.mark.parametrize("field", ["value", "reward", "discount", "logits", "one logit"])
 def test_the_simulation_in_which_the_model_fails_is_reported(run, field):
     """State 7 is broken. From root 0 everything leads there, from the others nothing does."""
     model = models.table(2, 30, ACTIONS)
     model.following[np.isin(model.following, (0, 7))] = 10
     model.following[0] = 7
-    if field in ("value", "logits"):
+    if field == "one logit":
+        model.logits[7, 1] = np.inf
+    elif field in ("value", "logits"):
         getattr(model, field)[7] = np.nan
     else:
         getattr(model, field)[0] = np.inf
@@ -112,6 +115,18 @@ def test_the_simulation_in_which_the_model_fails_is_reported(run, field):
     model.following[2] = 3
     found = run(model, models.table_root(model, roots), valid).search_tree.summary().nonfinite_at
     np.testing.assert_array_equal(np.asarray(found)[[0, 2, 3]], [1, 1, 0])
+
+
+def test_what_the_model_says_of_actions_that_nobody_takes_is_no_fault(run):
+    """Rounds have lanes for illegal actions, too, whatever the model says of them."""
+    model = models.table(4, 30, ACTIONS)
+    model.reward[:, 3] = np.nan
+    model.logits[:, 3] = -np.inf
+    invalid = np.zeros((BATCH, ACTIONS), bool)
+    invalid[:, 3] = True
+    summary = run(model, models.table_root(model, np.arange(BATCH)), invalid).search_tree.summary()
+    assert np.all(summary.visit_counts[:, 3] == 0)
+    np.testing.assert_array_equal(summary.nonfinite_at, -1)
 
 
 def test_same_shapes_compile_once(run):
@@ -163,7 +178,54 @@ def test_nim_is_played_perfectly():
     np.testing.assert_array_equal(action + 1, start % 4)
 
 
-def test_half_precision_models_have_float32_statistics():
+def test_the_value_of_a_decision_process_and_its_best_action_are_found():
+    """All sequences of three decisions, by exhaustion and by PUCT with a prior and values that know nothing."""
+    model, depth, width = tree_of_decisions(depth=3, width=3)
+    best = np.zeros(model.value.size)
+    for state in reversed(range((width**depth - 1) // (width - 1))):
+        best[state] = np.max(model.reward[state] + model.discount[state] * best[model.following[state]])
+    root = models.table_root(model, np.arange(4))  # the whole problem, and what is left after each first decision
+    policy = partial(search.muzero_policy, recurrent_fn=models.table_step, num_simulations=4000, temperature=0.0)
+    run = mesh.compiled_quickly(lambda model, key: policy(model, key, root, dirichlet_fraction=0.0))
+    output = run(jax.tree.map(jnp.asarray, model), jax.random.PRNGKey(0))
+    summary = output.search_tree.summary()
+    wanted = model.reward[:4] + model.discount[:4] * best[model.following[:4]]
+    np.testing.assert_allclose(np.take_along_axis(wanted, np.asarray(output.action)[:, None], 1)[:, 0], best[:4])
+    np.testing.assert_allclose(summary.value, best[:4], rtol=0.03)
+    assert np.all(np.asarray(summary.value) <= best[:4] + 1e-5)
+
+
+def tree_of_decisions(depth, width):
+    """A table whose states are the sequences of up to `depth` decisions; the last ones are terminal."""
+    inner = (width**depth - 1) // (width - 1)
+    model = models.table(5, inner + width**depth, width)
+    following = np.arange(model.value.size)[:, None] * width + 1 + np.arange(width)
+    last = following[:, 0] > inner - 1
+    discount = np.where(last[:, None], 0.0, model.discount).astype(np.float32)
+    following = np.minimum(following, model.value.size - 1).astype(np.int32)
+    reward = np.random.default_rng(5).integers(0, 4, following.shape).astype(np.float32)
+    nothing = {"logits": 0 * model.logits, "value": 0 * model.value}
+    return model._replace(following=following, discount=discount, reward=reward, **nothing), depth, width
+
+
+def test_terminal_roots_harm_no_other(run):
+    """From state 7 everything leads back to itself, for nothing and for ever; the others find what they find alone."""
+    model = models.table(6, 30, ACTIONS)
+    model.following[7], model.reward[7], model.discount[7], model.value[7] = 7, 0.0, 0.0, 0.0
+    valid = np.zeros((BATCH, ACTIONS), bool)
+    alone = run(model, models.table_root(model, np.arange(10, 10 + BATCH)), valid)
+    states = np.arange(10, 10 + BATCH)
+    states[[1, 4]] = 7
+    mixed = run(model, models.table_root(model, states), valid)
+    assert all_finite(mixed)
+    np.testing.assert_array_equal(mixed.search_tree.summary().value[np.array([1, 4])], 0.0)
+    others = np.array([0, 2, 3, 5])
+    np.testing.assert_array_equal(mixed.action_weights[others], alone.action_weights[others])
+    np.testing.assert_array_equal(mixed.search_tree.summary().value[others], alone.search_tree.summary().value[others])
+
+
+@pytest.mark.parametrize("policy", POLICIES.values(), ids=POLICIES)
+def test_half_precision_models_have_float32_statistics(policy):
     weights = jax.tree.map(lambda x: x.astype(jnp.bfloat16), models.network(0, 4))
     root = jax.tree.map(lambda x: x.astype(jnp.bfloat16), models.network_root(weights, 0, 3))
 
@@ -171,9 +233,11 @@ def test_half_precision_models_have_float32_statistics():
         output, state = models.network_step(weights, key, action, embedding)
         return jax.tree.map(lambda x: x.astype(jnp.bfloat16), (output, state))
 
-    policy = partial(search.gumbel_muzero_policy, recurrent_fn=step, num_simulations=6)
-    output = mesh.compiled_quickly(policy)(weights, jax.random.PRNGKey(0), root)
+    searched = mesh.compiled_quickly(partial(policy, recurrent_fn=step, num_simulations=6))
+    output = searched(weights, jax.random.PRNGKey(0), root)
     assert output.search_tree.rows.dtype == output.action_weights.dtype == jnp.float32
+    assert all_finite((output.action_weights, output.search_tree.rows, output.search_tree.root))
+    np.testing.assert_array_equal(output.search_tree.summary().visit_counts.sum(1), 6)
     assert output.search_tree.embeddings.dtype == jnp.bfloat16
 
 
@@ -245,3 +309,57 @@ def test_wrong_arguments_are_named(change, words):
     with pytest.raises(UserError) as error:
         search.gumbel_muzero_policy(weights, jax.random.PRNGKey(0), recurrent_fn=models.network_step, **settings)
     assert all(word in str(error.value) for word in words), error.value
+
+
+def of_two_plies(**changes):
+    """`(weights, root, decision_fn, chance_fn)`; `decision` or `chance` change what that function returns."""
+    weights = models.two_plies(0, 4, 3)
+    decision, chance = changes.get("decision", lambda x: x), changes.get("chance", lambda x: x)
+    return (
+        weights,
+        models.network_root(weights, 0, 3),
+        lambda *args: decision(models.decision_step(*args)),
+        lambda *args: chance(models.chance_step(*args)),
+    )
+
+
+def with_field(field, change):
+    return lambda result: (result[0].replace(**{field: change(getattr(result[0], field))}), result[1])
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"decision": lambda result: result[0]}, ["decision_recurrent_fn", "pair"]),
+        ({"decision": lambda result: ({"chance_logits": 1}, result[1])}, ["decision_recurrent_fn", "no field"]),
+        ({"decision": with_field("chance_logits", lambda x: x[0])}, ["chance_logits", "float32[3]", "[3, 3]"]),
+        ({"decision": with_field("afterstate_value", lambda x: x[:, None])}, ["afterstate_value", "[3, 1]"]),
+        ({"chance": lambda result: result[0]}, ["chance_recurrent_fn", "pair"]),
+        ({"chance": with_field("action_logits", lambda x: x[:, :2])}, ["action_logits", "[3, 2]", "[3, 4]"]),
+    ],
+)
+def test_a_wrong_model_of_two_plies_is_named(change, words):
+    weights, root, *functions = of_two_plies(**change)
+    with pytest.raises(UserError) as error:
+        jax.eval_shape(lambda: search.stochastic_muzero_policy(weights, jax.random.PRNGKey(0), root, *functions, 4))
+    assert all(word in str(error.value) for word in words), error.value
+
+
+@pytest.mark.parametrize(
+    ("change", "at"),
+    [
+        ({"decision": with_field("afterstate_value", lambda x: x * jnp.nan)}, 1),
+        ({"decision": with_field("chance_logits", lambda x: x.at[:, 1].set(jnp.inf))}, 1),
+        ({"chance": with_field("value", lambda x: x * jnp.inf)}, 2),
+        ({"chance": with_field("action_logits", lambda x: x * jnp.nan)}, 2),
+        ({}, -1),
+    ],
+)
+def test_the_half_step_in_which_a_model_of_two_plies_fails_is_reported(change, at):
+    """The first simulation ends in an afterstate, one of the next in a state."""
+    weights, root, *functions = of_two_plies(**change)
+    policy = partial(search.stochastic_muzero_policy, num_simulations=8)
+    output = mesh.compiled_quickly(lambda key: policy(weights, key, root, *functions))(jax.random.PRNGKey(0))
+    assert all_finite((output.action_weights, output.search_tree.rows, output.search_tree.root))
+    found = np.asarray(output.search_tree.summary().nonfinite_at)
+    assert np.all(found == at) if at < 2 else np.all((found >= 2) & (found <= 8))

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import mctx
 import numpy as np
 import pytest
+from mctx._src import seq_halving
 
 from muzero import halving, search
 from podracer import mesh
@@ -24,6 +25,15 @@ def test_a_schedule_spends_the_budget_and_halves(considered, sims):
     survivors = [phase.survivors for phase in schedule]
     assert survivors == sorted(survivors, reverse=True) and survivors[0] == min(considered, sims)
     assert all(later <= max(2, earlier // 2) for earlier, later in itertools.pairwise(survivors))
+
+
+@pytest.mark.parametrize("considered", [*range(1, 42), 50, 64, 82, 100, 128])
+def test_the_schedule_is_mctxs(considered):
+    """For every budget, also one that ends in the middle of a phase."""
+    for sims in (*range(1, 140), 200, 256, 400):
+        theirs = seq_halving.get_sequence_of_considered_visits(considered, sims)
+        ours = halving.considered_visits(considered, sims)[considered]
+        np.testing.assert_array_equal(ours, theirs, err_msg=f"{considered} actions, {sims} simulations")
 
 
 def test_known_schedules():

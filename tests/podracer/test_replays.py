@@ -1,0 +1,89 @@
+"""What a replay takes, where it fits and where it may go on, by arithmetic."""
+
+from __future__ import annotations
+
+import os
+import pathlib
+
+import jax.numpy as jnp
+import pytest
+
+from podracer import hosts, mesh, replays
+from podracer.errors import UserError
+from podracer.types import Agent, LearnerState, ReplaySize
+
+
+def agent(replay=None, memory=()) -> Agent:
+    step = lambda *_: None
+    return Agent(lambda key: LearnerState((), (), (), memory), step, step, step, replay=replay)
+
+
+SIZE = ReplaySize(65_536, 65_536 * 2_088 - 5)  # a rounded 2,088 B per decision
+
+
+def test_what_is_said_is_the_size_on_a_core():
+    assert replays.describe(agent()) == []
+    assert replays.describe(agent(SIZE)) == ["replay of 65,536 decisions: 137 MB per learner core"]
+    assert replays.describe(agent(SIZE), 16) == ["replay of 65,536 decisions x 16 runs: 2,189 MB per learner core"]
+
+
+def test_the_refusal_shows_its_arithmetic_and_counts_the_runs(monkeypatch):
+    """8 virtual cores share 16 GB, so that 14 replays of 137 MB fit, and 15 do not; 4 cores have 4 GB each."""
+    monkeypatch.setattr(replays, "machine_bytes", lambda: 16 * 10**9)
+    replays.check_fits(agent(), mesh.make(8), 10**9)
+    replays.check_fits(agent(SIZE), mesh.make(8), 14)
+    with pytest.raises(UserError, match=r"x 2,088 B x 15 runs per core = 2\.1 GB does not fit in 2\.0 GB"):
+        replays.check_fits(agent(SIZE), mesh.make(8), 15)
+    replays.check_fits(agent(SIZE), mesh.make(4), 16)
+    with pytest.raises(UserError) as refusal:
+        replays.check_fits(agent(ReplaySize(10_000, 5 * 10**9)), mesh.make(4))
+    assert str(refusal.value) == (
+        "a replay of 10,000 decisions x 500,000 B = 5.0 GB does not fit in 4.0 GB, a core's share of this machine's "
+        "16.0 GB. Choose a smaller --agent.replay-steps, or set --agent.frame-stack where observations are stacked "
+        "frames."
+    )
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        ({}, None),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "max\n"}, None),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": "1000000\n"}, 1_000_000),
+        ({"proc/self/cgroup": "0::/\n", "sys/fs/cgroup/memory.max": f"{2**60}\n"}, None),
+        # The limit of a group above; in a container the group's name may be that on the machine.
+        ({"proc/self/cgroup": "0::/job/step\n", "sys/fs/cgroup/job/memory.max": "5\n"}, 5),
+        ({"proc/self/cgroup": "0::/docker/abc\n", "sys/fs/cgroup/memory.max": "6\n"}, 6),
+        (
+            {
+                "proc/self/cgroup": "2:cpu,cpuacct:/a\n1:cpuset,memory:/a\n0::/a\n",
+                "sys/fs/cgroup/memory/a/memory.limit_in_bytes": "7\n",
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712\n",
+            },
+            7,
+        ),
+    ],
+)
+def test_a_control_group_may_allow_less_than_the_machine_has(tmp_path: pathlib.Path, files, expected):
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    assert replays.machine_bytes(tmp_path) == (expected or machine)
+
+
+def test_a_replay_goes_on_on_as_many_learner_cores_only(tmp_path, monkeypatch):
+    kept = agent(SIZE, jnp.zeros(3))
+    replays.check_cores(tmp_path, agent(), 4, 2)
+    replays.check_cores(tmp_path, kept, 4, 4)
+    message = r"keeps a replay on each of 4 learner cores; got 2 learner cores, expected 4.*Resume with --cores {}\.$"
+    with pytest.raises(UserError, match=message.format(4)):
+        replays.check_cores(tmp_path, kept, 4, 2)
+    with pytest.raises(UserError, match=message.format(5)):
+        replays.check_cores(tmp_path, kept, 4, 2, acting=1)
+    monkeypatch.setattr(hosts, "count", lambda: 2)
+    with pytest.raises(UserError, match=message.format(2)):
+        replays.check_cores(tmp_path, kept, 4, 2)
+    monkeypatch.setattr(hosts, "count", lambda: 3)
+    with pytest.raises(UserError, match="Resume on a number of hosts that divides 4"):
+        replays.check_cores(tmp_path, kept, 4, 3)
