@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from podracer import exits
-from podracer.errors import UserError, closest
+from podracer.errors import UserError, brief, closest
 
 USAGE = """usage: podracer COMMAND [OPTIONS]
 
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     except SystemExit as exit_:
         _leave(exit_.code)
     except Exception as error:
-        _leave(_failed(error), f"{type(error).__name__}: {error}")
+        _leave(_failed(error), brief(error))
     else:
         _leave_together()
 
@@ -89,8 +89,7 @@ def _failed(error: Exception) -> int:
     """Say what went wrong, all of it where nobody expected it; the status for it."""
     several = _several_hosts()
     if several is not None and several.is_lost_peer(error):
-        first = str(error).splitlines()[0][:300]
-        _say(f"podracer: another host of this run is gone, and its own output says why; this one stops. ({first})")
+        _say(f"podracer: {several.why_lost(error)}; this one stops")
         return exits.PEER_LOST
     status = getattr(error, "exit_status", None)
     if status is not None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from launch import program
 from launch.parse import parse
-from launch.topology import Topology, describe, topology_shape
+from launch.topology import Topology, describe, full_name, topology_shape
 from podracer import mesh
 from podracer.errors import UserError, check_divides, check_number
 
@@ -25,7 +25,7 @@ class Options:
     """Options of `compile`, before `--`."""
 
     topology: str = ""
-    """GENERATION:SHAPE in chips, such as v5e:4x4, v3:32x32 or v4:8x8x16."""
+    """GENERATION:SHAPE in chips, such as v5e:4x4, v3:32x32 or v4:8x8x16; or a slice's name, such as v5litepod-16."""
     slices: int = 1
     """How many such slices train together."""
     json: bool = False
@@ -51,7 +51,8 @@ def main(arguments: list[str]) -> None:
     own, rest = _split(arguments)
     options = parse(Options, own, "podracer compile", f"{text} Behind --: train and its arguments.")
     check_number("--slices", options.slices, minimum=1)
-    shape = topology_shape(options.topology)
+    name = full_name(options.topology)
+    shape = topology_shape(name)
     if rest[:1] != ["train"]:
         raise UserError(
             f"compile got '{' '.join(rest[:1])}' behind --; expected train ARCHITECTURE and its options, "
@@ -65,8 +66,8 @@ def main(arguments: list[str]) -> None:
     if asked.options.cores != "auto" or asked.options.platform is not None:
         raise UserError("compile takes all cores of the topology; leave out --cores and --platform.")
     mesh.start_backend("cpu", 1)
-    topology = describe(options.topology, shape, options.slices)
     env, agent = asked.make()
+    topology = describe(name, shape, options.slices)
     make = {"anakin": anakin_programs, "sebulba": sebulba_programs}[asked.architecture]
     with mesh.made_for("tpu"):
         programs = make(agent, env, asked.settings, topology)

@@ -12,7 +12,7 @@ from typing import Any
 
 from launch.queued import FAILED, FOREIGN, GONE, LABEL, MISSING, READY, WAITING, State
 from launch.slices import Slice
-from launch.tools import Tools
+from launch.tools import ToolFailed, Tools
 
 IMAGES = "ubuntu-os-accelerator-images"  # Google's project of images with the TPU driver
 WORKER = "http://metadata.google.internal/computeMetadata/v1/instance/attributes/agent-worker-number"
@@ -81,8 +81,9 @@ class InstanceGroup:
         """Names of the hosts, the one that JAX counts first at the beginning."""
         if self._tools.dry_run:
             return [f"HOST{number}" for number in range(self._expected)]
+        text = self.state().text if not self._names else ""
         if not self._names:
-            self.state()
+            raise ToolFailed(self.question(), 0, f"its hosts do not run: {text}")
         if set(self._hosts) != set(self._names):
             question = f"curl -sf -H 'Metadata-Flavor: Google' {WORKER} || echo 0"
             answers = self._tools.ask_all([self._ssh(host, question) for host in self._names])
@@ -105,9 +106,13 @@ class InstanceGroup:
         """Copy a file into the home folder on all hosts."""
         self._tools.run_all([[*self._scp(), str(path), f"{host}:"] for host in self.hosts()])
 
-    def download(self, host: str, remote: str, path: pathlib.Path) -> None:
-        """Copy a file from one host."""
-        self._tools.run([*self._scp(), f"{host}:{remote}", str(path)])
+    def on_host(self, host: str, script: str) -> str:
+        """What a script says on one host; the command is not shown."""
+        return self._tools.ask(self._ssh(host, script))
+
+    def download(self, host: str, remote: str, path: pathlib.Path) -> list[str]:
+        """The command that copies a file from one host."""
+        return [*self._scp(), f"{host}:{remote}", str(path)]
 
     def _is_ours(self, kind: str, place: list[str]) -> bool:
         found: dict[str, Any] = self._tools.ask_json([*self._verb(kind, "describe"), *place]) or {}

@@ -6,15 +6,18 @@ import dataclasses
 import shlex
 import sys
 
-from launch import container, jobset, manifest, prices, slices
+from launch import container, jobset, manifest, prices, rehearsal, slices
 from launch.parse import parse
 from launch.tools import ToolFailed, Tools
-from launch.words import check_bucket, check_name, needs_bucket, say, split, training_command
+from launch.words import Form, check_bucket, check_name, needs_bucket, say, split, training_command
 from podracer.errors import UserError, check_number
 
-IMAGE = r"[a-z0-9][a-z0-9._/-]*(:[A-Za-z0-9._-]+)?(@sha256:[0-9a-f]{64})?"
-BASE = r"[a-z0-9][A-Za-z0-9._/:@-]*"
-WORD = r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?"
+IMAGE = Form(
+    r"[a-z0-9][a-z0-9._/-]*(:[A-Za-z0-9._-]+)?(@sha256:[0-9a-f]{64})?",
+    "an image, as in us-docker.pkg.dev/my-project/my-images/podracer:1, with small letters before the :",
+)
+BASE = Form(r"[a-z0-9][A-Za-z0-9._/:@-]*", "an image, as in python:3.11-slim-bookworm")
+WORD = Form(r"[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?", "small letters, digits and -, at most 63, as in trainer")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,18 +69,17 @@ def main(arguments: list[str]) -> None:
         *(options.name, piece, options.image, words, bucket, options.spot, options.max_restarts),
         *(options.namespace, options.service_account, options.privileged),
     )
+    if bucket is None and piece.hosts > 1 and options.apply and not options.dry_run:
+        raise UserError(needs_bucket(piece))
+    rehearsal.check(words, rehearsal.on_slice(piece))
     document = manifest.to_yaml(jobset.manifest(job))
-    say(piece.describe())
-    say(prices.per_hour(piece, options.region, options.spot, options.price_per_chip_hour))
-    if bucket is None and piece.hosts > 1:
-        if options.apply and not options.dry_run:
-            raise UserError(needs_bucket(piece))
-        say(needs_bucket(piece))
-    elif bucket is None:
-        say("without --bucket, the run is lost when its pod ends")
     paths = manifest.write(
         options.out, {"jobset.yaml": document} | container.files(options.image, options.out, options.base_image)
     )
+    say(piece.describe())
+    say(prices.per_hour(piece, options.region, options.spot, options.price_per_chip_hour))
+    if bucket is None:
+        say(needs_bucket(piece) if piece.hosts > 1 else "without --bucket, the run is lost when its pod ends")
     if options.apply:
         _apply(document, options.dry_run)
     elif paths:
@@ -95,7 +97,9 @@ def _apply(document: str, dry_run: bool) -> None:
 
 def _say_next(options: Options, paths: list[str]) -> None:
     namespace = ["--namespace", options.namespace] if options.namespace else []
-    follow = ["kubectl", "logs", *namespace, "-f", "-l", f"jobset.sigs.k8s.io/jobset-name={options.name}"]
+    # Of all pods, kubectl would follow five at most, and mix what they say.
+    first = f"jobset.sigs.k8s.io/jobset-name={options.name},batch.kubernetes.io/job-completion-index=0"
+    follow = ["kubectl", "logs", *namespace, "-f", "-l", first]
     print("written:", *paths)
     print("next:")
     for words in (
@@ -111,12 +115,13 @@ def _check(options: Options) -> str | None:
     """Refuse what cannot work; the name of the bucket."""
     check_name("--name", options.name)
     check_name("--image", options.image, IMAGE)
-    for flag, value, pattern in (
+    for flag, value, form in (
         ("--namespace", options.namespace, WORD),
         ("--service-account", options.service_account, WORD),
         ("--base-image", options.base_image, BASE),
     ):
         if value is not None:
-            check_name(flag, value, pattern)
+            check_name(flag, value, form)
     check_number("--max-restarts", options.max_restarts, minimum=0)
+    check_number("--price-per-chip-hour", options.price_per_chip_hour, minimum=0, exclusive=True)
     return check_bucket(options.bucket)

@@ -55,10 +55,19 @@ def split(arguments: Sequence[str], kind: str) -> tuple[list[str], list[str]]:
         raise UserError(f"launch {kind} has no command; expected one after --, for example: {example}")
     if command[0] not in COMMANDS:
         raise UserError(f"'{command[0]}' cannot be launched; expected {' or '.join(COMMANDS)}. For example: {example}")
-    for name in OWN:
-        if take(command, name)[0] is not None:
-            raise UserError(f"--{name} is set by the launcher; expected a command without it. Remove it.")
+    refuse_own(command)
     return options, command
+
+
+def refuse_own(command: Sequence[str]) -> None:
+    """Refuse a command that sets what the launcher, or the cluster, says to each host.
+
+    Raises:
+      UserError: it does.
+    """
+    for name in OWN:
+        if take(list(command), name)[0] is not None:
+            raise UserError(f"--{name} is set by the launcher; expected a command without it. Remove it.")
 
 
 def with_directory(command: Sequence[str]) -> list[str]:

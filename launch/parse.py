@@ -159,6 +159,13 @@ def _one_line(text: str, known: list[str], prog: str) -> str:
     if unknown:
         flag = unknown[1].partition("=")[0]
         return f"unknown flag {flag}.{closest(flag, known)} `{prog} --help` lists them."
+    if message.startswith("Missing from "):
+        lacking = re.findall(r"(--[\w.-]+) \S+ (.*?)\.? \(required\)", message)
+        if len(lacking) == 1:
+            return f"{lacking[0][0]} is missing; expected a value. {lacking[0][1]}. See {prog} --help."
+        if lacking:
+            names = " and ".join(flag for flag, _ in lacking)
+            return f"{names} are missing; expected a value for each. See {prog} --help."
     # A config's own check says all there is to say; what tyro was doing then does not help.
     message = re.sub(r"^Error parsing (agent|network|[a-z]+): ", "", message)
     number = r"^Error parsing (--\S+): (?:invalid literal for int.*: |could not convert string to float: )'(.*)'"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import pathlib
+import shlex
 import shutil
 import subprocess
 import tarfile
@@ -49,8 +50,26 @@ def pack(source: pathlib.Path, chosen: list[pathlib.Path], out: pathlib.Path) ->
             archive.add(source / path, str(path), filter=anonymous)
 
 
-def unpack(archive: pathlib.Path, out: pathlib.Path) -> None:
-    """Put `run/` of an archive from a host at `out`, over what is there, and its log into it.
+def packing(source: pathlib.Path, out: str) -> str:
+    """What one would type for `files` and `pack`."""
+    secrets = " ".join(f"--exclude={shlex.quote(pattern)}" for pattern in SECRET)
+    here = shlex.quote(str(source))
+    if _from_git(source):
+        listed = f"git -C {here} ls-files -z --cached --others --exclude-standard"
+        return f"{listed} | tar -czf {out} {secrets} -C {here} --null -T -"
+    skipped = " ".join(f"--exclude={shlex.quote(pattern)}" for pattern in SKIPPED)
+    return f"tar -czf {out} --exclude={out} {secrets} {skipped} -C {here} ."
+
+
+def unpacking(archive: pathlib.Path, out: pathlib.Path, host: int) -> str:
+    """What one would type for `unpack`."""
+    folder = shlex.quote(str(out))
+    unpacked = f"tar -xzf {archive} -C {folder} --strip-components=1 run"
+    return f"mkdir -p {folder} && {unpacked} && tar -xzOf {archive} train.log > {folder}/train-{host}.log"
+
+
+def unpack(archive: pathlib.Path, out: pathlib.Path, host: int) -> None:
+    """Put `run/` of an archive from a host at `out`, over what is there, and its log into it as train-HOST.log.
 
     Raises:
       UserError: the archive is damaged, or holds names that lead out of it.
@@ -64,7 +83,7 @@ def unpack(archive: pathlib.Path, out: pathlib.Path) -> None:
         shutil.copytree(pathlib.Path(folder) / "run", out, dirs_exist_ok=True)
         log = pathlib.Path(folder) / "train.log"
         if log.is_file():
-            shutil.copy(log, out / "train.log")
+            shutil.copy(log, out / f"train-{host}.log")
 
 
 def _from_git(source: pathlib.Path) -> list[pathlib.Path]:

@@ -14,6 +14,7 @@ from launch.tools import Tools
 
 LABEL = "podracer-launch"
 WAITING, READY, GONE, FAILED, MISSING, FOREIGN = "waiting", "ready", "gone", "failed", "missing", "foreign"
+LOST = (GONE, FAILED, MISSING, FOREIGN)  # what was there is not any more
 
 
 class State(NamedTuple):
@@ -87,9 +88,13 @@ class QueuedResource:
         """Copy a file into the home folder on all hosts."""
         self._tools.run([*self._scp(), str(path), f"{self.name}:", "--worker=all"])
 
-    def download(self, host: str, remote: str, path: pathlib.Path) -> None:
-        """Copy a file from one host."""
-        self._tools.run([*self._scp(), f"{self.name}:{remote}", str(path), f"--worker={host}"])
+    def on_host(self, host: str, script: str) -> str:
+        """What a script says on one host; the command is not shown."""
+        return self._tools.ask(self._ssh(host, script))
+
+    def download(self, host: str, remote: str, path: pathlib.Path) -> list[str]:
+        """The command that copies a file from one host."""
+        return [*self._scp(), f"{self.name}:{remote}", str(path), f"--worker={host}"]
 
     def _node(self) -> dict[str, Any]:
         words = ["gcloud", "compute", "tpus", "tpu-vm", "describe", self.name, *self._where]

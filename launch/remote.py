@@ -15,6 +15,8 @@ ENVIRONMENT = {
 }
 PYTHON = "3.11"  # the images bring 3.10
 PIP = "python3 -m pip install --quiet --user"
+FAILED = "podracer-failed"  # what a script says that fails by itself, so that one that was cut off can be told from it
+_OR_SAY_SO = f"trap '[ $? = 0 ] || echo {FAILED} >&2' EXIT"
 # Google's own way to install gcsfuse, which the images do not bring.
 GCSFUSE = """\
 if ! command -v gcsfuse > /dev/null; then
@@ -46,6 +48,7 @@ def install(name: str, requirement: str, constraints: str | None, bucket: str | 
     pins = f"-c {shlex.quote(constraints)} " if constraints else ""
     lines = [
         "set -e",
+        _OR_SAY_SO,
         f"mkdir -p {folder(name)}",
         f"cd {folder(name)}",
         f"tar -xzf ../../{archive(name)}",
@@ -68,21 +71,24 @@ def _mount(bucket: str) -> list[str]:
 RUNNING = '[ -f pid ] && [ ! -f status ] && kill -0 "$(cat pid)" 2> /dev/null'
 
 
-def start(name: str, command: list[str], bucket: str | None) -> str:
-    """Start the command, once, detached from this connection."""
+def start(name: str, command: list[str], bucket: str | None, mark: str) -> str:
+    """Start the command, once, detached from this connection; nothing where a script with this mark has done so."""
     settings = " ".join(f"{key}={value}" for key, value in ENVIRONMENT.items())
     words = shlex.join([".venv/bin/podracer", *command[1:]])
     inner = f"{words} >> train.log 2>&1; echo $? > status.new; mv status.new status"
     return "\n".join(
         [
             "set -e",
+            _OR_SAY_SO,
             f"cd {folder(name)}",
+            f'if [ "$(cat started 2> /dev/null)" = {mark} ]; then exit 0; fi',
             f'if {RUNNING}; then echo "it is running already" >&2; exit 3; fi',
             *(_mount(bucket) if bucket else []),
             "rm -f status",
             "touch train.log",
             f"{settings} setsid nohup sh -c {shlex.quote(inner)} < /dev/null > /dev/null 2>&1 &",
             "echo $! > pid",
+            f"echo {mark} > started",
         ]
     )
 
@@ -96,12 +102,15 @@ STATUS = "podracer-status"
 
 
 def status(name: str) -> str:
-    """Say `podracer-status WORKER STATUS`, with `running` or `lost` for a process that has not left one."""
+    """Say `podracer-status WORKER STATUS`, with `running` or `lost` for a process that has not left one.
+
+    `none` is a host on which nothing was installed.
+    """
     worker = "http://metadata.google.internal/computeMetadata/v1/instance/attributes/agent-worker-number"
     return "\n".join(
         [
-            f"cd {folder(name)} || exit 0",
             f"worker=$(curl -sf -H 'Metadata-Flavor: Google' {worker} || hostname)",
+            f'cd {folder(name)} 2> /dev/null || {{ echo "{STATUS} $worker none"; exit 0; }}',
             f"if [ -f status ]; then s=$(cat status); elif {RUNNING}; then s=running; else s=lost; fi",
             f'echo "{STATUS} $worker $s"',
         ]
@@ -125,6 +134,17 @@ def stop(name: str) -> str:
     )
 
 
+def log(name: str) -> str:
+    """The file that holds what the process of a host says, from the home folder."""
+    return f"{folder(name)}/train.log"
+
+
+def end_of_log(name: str, lines: int) -> str:
+    """Print the last lines of what the process of this host said."""
+    return f"tail -n {lines} {log(name)}"
+
+
 def pack(name: str) -> str:
     """Put the run directory of this host into one file."""
-    return f"cd {folder(name)} && mkdir -p run && tar -czf run.tar.gz run train.log"
+    lines = ["set -e", _OR_SAY_SO, f"cd {folder(name)}", "mkdir -p run", "tar -czf run.tar.gz run train.log"]
+    return "\n".join(lines)

@@ -86,6 +86,11 @@ class Slice(NamedTuple):
         return self.cores // self.hosts
 
     @property
+    def jax_devices_per_host(self) -> int:
+        """Its cores, as JAX counts them."""
+        return self.chips_per_host * self.generation.jax_devices
+
+    @property
     def topology_text(self) -> str:
         """As Google writes it: 4x4."""
         return "x".join(map(str, self.topology))

@@ -6,17 +6,17 @@ import dataclasses
 import shlex
 import sys
 
-from launch import manifest
+from launch import manifest, rehearsal
 from launch.parse import parse
 from launch.tools import ToolFailed, Tools
-from launch.words import check_name, say, split, training_command
+from launch.words import Form, check_name, say, split, training_command
 from podracer import exits
 from podracer.errors import check_number
 
-WORD = r"[A-Za-z0-9._-]+"
-TIME = r"(\d+-)?\d{1,2}(:\d{2}){1,2}|\d+"
-FOLDER = r"[A-Za-z0-9._/~-]+"
-GRES = r"[A-Za-z0-9._:,-]+"
+WORD = Form(r"[A-Za-z0-9._-]+", "letters, digits, ., _ and -, as in gpu_long")
+TIME = Form(r"(\d+-)?\d{1,2}(:\d{2}){1,2}|\d+", "minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS:MINUTES, as in 04:00:00")
+FOLDER = Form(r"[A-Za-z0-9._/~-]+", "a path of letters, digits, ., _, - and ~, as in /shared/run1")
+GRES = Form(r"[A-Za-z0-9._:,-]+", "resources as Slurm writes them, as in gpu:8")
 AGAIN = (exits.INTERNAL, exits.PEER_LOST, exits.STALLED, exits.PREEMPTED, exits.ABORTED, 137)  # worth restarting
 
 _SCRIPT = """\
@@ -82,7 +82,9 @@ def main(arguments: list[str]) -> None:
     arguments, command = split(arguments)
     options = parse(Options, arguments, "podracer launch slurm", "Render an sbatch script, and submit it with sbatch.")
     _check(options)
-    script = render(options, training_command(command, options.run or f"runs/{options.name}"))
+    words = training_command(command, options.run or f"runs/{options.name}")
+    rehearsal.check(words, rehearsal.Place(options.hosts))
+    script = render(options, words)
     if not options.submit or options.out is not None:
         for path in manifest.write(options.out, {f"{options.name}.sbatch": script}):
             print(f"written: {path}")
@@ -119,7 +121,7 @@ def render(options: Options, command: list[str]) -> str:
 
 def _check(options: Options) -> None:
     check_name("--name", options.name)
-    for flag, value, pattern in (
+    for flag, value, form in (
         ("--partition", options.partition, WORD),
         ("--account", options.account, WORD),
         ("--time", options.time, TIME),
@@ -127,7 +129,7 @@ def _check(options: Options) -> None:
         ("--run", options.run, FOLDER),
     ):
         if value is not None:
-            check_name(flag, value, pattern)
+            check_name(flag, value, form)
     check_number("--hosts", options.hosts, minimum=1)
     check_number("--max-restarts", options.max_restarts, minimum=0)
     check_number("--cpus-per-task", options.cpus_per_task, minimum=1)

@@ -1,21 +1,22 @@
-"""The steps of a launch on a slice, each on its own: create, copy, install, start, fetch, delete."""
+"""The steps of a launch on a slice, each on its own: create, copy, install, start, delete."""
 
 from __future__ import annotations
 
 import pathlib
+import shlex
 import tempfile
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
-from launch import project, remote
-from launch.queued import FAILED, FOREIGN, GONE, MISSING, READY, State
+from launch import patience, project, remote
+from launch.queued import FAILED, FOREIGN, GONE, LOST, MISSING, READY, State
 from launch.tools import ToolFailed, Tools
 from launch.words import say
 from podracer.errors import UserError
 
 POLL_S = 20.0  # between questions to the cloud
-TRIES = 10  # of a connection: a new host answers late
+HOSTS_S = 600.0  # how long a host on which nothing trains, or a bucket, is tried: a new host answers late
 
 
 class Slice(Protocol):
@@ -29,8 +30,9 @@ class Slice(Protocol):
     def hosts(self) -> list[str]: ...
     def on_all(self, script: str) -> list[str]: ...
     def on_first(self, script: str, each_line: Any) -> None: ...
+    def on_host(self, host: str, script: str) -> str: ...
     def upload(self, path: pathlib.Path) -> None: ...
-    def download(self, host: str, remote: str, path: pathlib.Path) -> None: ...
+    def download(self, host: str, remote: str, path: pathlib.Path) -> list[str]: ...
 
 
 class Plan(NamedTuple):
@@ -45,6 +47,8 @@ class Plan(NamedTuple):
     max_restarts: int
     wait_s: float  # for the slice
     keep: bool  # do not delete it at the end
+    flags: list[str]  # that find this slice again
+    price: str  # in words
 
 
 class Steps:
@@ -72,58 +76,45 @@ class Steps:
         with tempfile.TemporaryDirectory() as folder:
             path = pathlib.Path(folder) / remote.archive(self._name)
             if self._tools.dry_run:
+                print(project.packing(self._plan.source, path.name))
                 self._slice.upload(pathlib.Path(path.name))
                 return
             project.pack(self._plan.source, chosen, path)
-            self._persist(lambda: self._slice.upload(path))
+            self._persist(lambda: self._slice.upload(path), HOSTS_S)
 
     def install(self) -> None:
         """Install it on all hosts."""
         self._tell("install on every host")
         pins = f"constraints/python{remote.PYTHON}.txt"
         constraints = pins if (self._plan.source / pins).is_file() else None
-        self._slice.on_all(remote.install(self._name, self._plan.requirement, constraints, self._plan.bucket))
+        script = remote.install(self._name, self._plan.requirement, constraints, self._plan.bucket)
+        self._persist(lambda: self._slice.on_all(script), HOSTS_S)
 
     def start(self) -> None:
         """Start one process on every host."""
         self._tell("start one process on every host")
-        self._slice.on_all(remote.start(self._name, self._plan.command, self._plan.bucket))
-
-    def fetch(self) -> None:
-        """Bring the run directory here: from the bucket, or from all hosts, the first one's files last."""
-        self._tell("fetch the run")
-        out, dry = self._plan.out, self._tools.dry_run
-        if self._plan.bucket:
-            if not dry:
-                out.mkdir(parents=True, exist_ok=True)
-            source = f"gs://{self._plan.bucket}/{self._name}"
-            self._tools.run(["gcloud", "storage", "rsync", "--recursive", source, str(out)])
-        else:
-            self._slice.on_all(remote.pack(self._name))
-            with tempfile.TemporaryDirectory() as folder:
-                for host in reversed(self._slice.hosts()):
-                    path = pathlib.Path("run.tar.gz" if dry else f"{folder}/run.tar.gz")
-                    self._slice.download(host, f"{remote.folder(self._name)}/run.tar.gz", path)
-                    if not dry:
-                        project.unpack(path, out)
-        if not dry:
-            say(f"the run is in {out}")
+        # A try that was cut off may have started it on some hosts, or on all: the mark tells.
+        mark = "1" if self._tools.dry_run else str(time.time_ns())
+        script = remote.start(self._name, self._plan.command, self._plan.bucket, mark)
+        self._persist(lambda: self._slice.on_all(script), patience.PATIENCE_S)
 
     def delete(self) -> None:
         """Delete what carries our label, and nothing else.
 
         Raises:
           UserError: what has this name was not made by a launch.
+          CutOff: nobody could say what it is.
         """
         self._tell("delete the slice")
         if not self._tools.dry_run:
-            state = self._slice.state()
+            state = patience.ask(self._slice.state)
             if state.kind == FOREIGN:
                 raise UserError(f"{self._name} was not made by podracer launch ({state.text}); it stays as it is.")
             say(f"{self._name}: {state.text}")
-        for words in self._slice.delete_commands():
+        missing = lambda error: error.says_not_found
+        for words in patience.ask(self._slice.delete_commands):
             try:
-                self._tools.run(words)
+                patience.keep_trying(lambda words=words: self._tools.run(words), HOSTS_S, final=missing)
             except ToolFailed as error:
                 if not error.says_not_found:
                     raise
@@ -133,7 +124,7 @@ class Steps:
         self._tell("create the slice")
         if self._tools.dry_run:
             return
-        state = self._slice.state()
+        state = self._slice.state()  # asked once: nothing costs money yet
         if state.kind == FOREIGN:
             raise UserError(f"{self._name} exists, {state.text}; expected a new name. Choose another --name.")
         if state.kind in (FAILED, GONE):
@@ -142,7 +133,7 @@ class Steps:
         elif state.kind != MISSING:
             raise UserError(
                 f"{self._name} exists ({state.text}); expected a new name. Choose another --name, or delete it: "
-                f"podracer launch tpu-vm delete --name {self._name} ..."
+                f"{self._command('delete')}"
             )
 
     def _ask_for_it(self) -> None:
@@ -158,7 +149,7 @@ class Steps:
             return
         until, before = time.monotonic() + self._plan.wait_s, ""
         while time.monotonic() < until:
-            state = self._slice.state()
+            state = patience.ask(self._slice.state)
             if state.text != before:
                 say(f"{self._name}: {state.text}")
             before = state.text
@@ -172,16 +163,21 @@ class Steps:
             time.sleep(POLL_S)
         raise ToolFailed(words, 0, f"ERROR: no slice after {self._plan.wait_s / 3600:g} hours: {before}")
 
-    def _persist(self, action: Callable[[], None]) -> None:
-        """A first connection to new hosts, tried again where it fails."""
-        for left in reversed(range(TRIES)):
+    def _persist(self, action: Callable[[], Any], for_s: float) -> None:
+        """Something on the hosts, tried again while they do not answer and the slice is not known to be gone."""
+
+        def once():
             try:
-                return action()
+                action()
             except ToolFailed as error:
-                if not left:
-                    raise
-                say(f"not yet: {error}")
-                time.sleep(POLL_S)
+                error.final = error.final or self._slice.state().kind in LOST
+                raise
+
+        patience.keep_trying(once, for_s)
+
+    def _command(self, step: str) -> str:
+        """What one types for a step with this slice."""
+        return shlex.join(["podracer", "launch", "tpu-vm", step, *self._plan.flags])
 
     def _tell(self, text: str) -> None:
         print(f"# {text}", flush=True) if self._tools.dry_run else say(text)

@@ -10,9 +10,11 @@ import json
 import shlex
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from launch import remote
 from launch.words import say
 from podracer.errors import UserError
 
@@ -29,12 +31,15 @@ class ToolFailed(RuntimeError):
 
     def __init__(self, words: Sequence[str], status: int, text: str):
         lines = [line.strip() for line in text.splitlines() if line.strip()]
+        self.final = remote.FAILED in lines  # a host was reached, and cannot do it
+        lines = [line for line in lines if line != remote.FAILED]
         # gcloud writes what is wrong in the line that begins so, and advice after it.
         error = next((line for line in lines if line.startswith("ERROR")), lines[-1] if lines else "no message")
         short = shlex.join(word if len(word) < 80 else f"{word[:60].splitlines()[0]}..." for word in words)
         super().__init__(f"{short} ended with status {status}: {error}")
         self.status = status
-        self.says_not_found = "NOT_FOUND" in text or "not found" in text
+        # A resource, not a machine's name: that may be found again.
+        self.says_not_found = "NOT_FOUND" in text or "was not found" in text
 
 
 class Tools:
@@ -92,21 +97,30 @@ class Tools:
         for program in {words[0] for words in commands}:
             require(program)
         pipe = subprocess.PIPE
-        processes = [subprocess.Popen(list(each), stdout=pipe, stderr=pipe, text=True) for each in commands]
+        options: dict[str, Any] = {"stdout": pipe, "stderr": pipe, "text": True, "errors": "replace"}
+        processes = [subprocess.Popen(list(each), **options) for each in commands]
         answers = [process.communicate() for process in processes]
         for words, process, (out, err) in zip(commands, processes, answers, strict=True):
             if process.returncode:
                 raise ToolFailed(words, process.returncode, err or out)
         return [out for out, _ in answers]
 
-    def stream(self, words: Sequence[str], each_line: Callable[[str], None]) -> int:
-        """Give every line of output to `each_line` as it comes; the exit status."""
+    def stream(self, words: Sequence[str], each_line: Callable[[str], None]) -> None:
+        """Give every line of output to `each_line` as it comes.
+
+        Raises:
+          ToolFailed: it ended with an error.
+        """
         require(words[0])
-        with subprocess.Popen(list(words), stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
-            assert process.stdout is not None
-            for line in process.stdout:
-                each_line(line.rstrip("\n"))
-        return process.returncode
+        with tempfile.TemporaryFile() as errors:
+            pipe = subprocess.PIPE
+            with subprocess.Popen(list(words), stdout=pipe, stderr=errors, text=True, errors="replace") as process:
+                assert process.stdout is not None
+                for line in process.stdout:
+                    each_line(line.rstrip("\n"))
+            if process.returncode:
+                errors.seek(0)
+                raise ToolFailed(words, process.returncode, errors.read().decode(errors="replace"))
 
 
 def require(program: str) -> None:

@@ -7,7 +7,7 @@ import os
 import re
 from typing import Any, NamedTuple
 
-from launch.slices import generations
+from launch.slices import generations, parse
 from podracer.errors import UserError, closest
 
 EXAMPLES = "v3:32x32 (2,048 cores), v5e:16x16 (256), v6e:2x4 (8)"
@@ -23,6 +23,18 @@ class Topology(NamedTuple):
     @property
     def devices(self) -> list[Any]:
         return [device for host in self.hosts for device in host]
+
+
+def full_name(name: str) -> str:
+    """GENERATION:SHAPE for the name of a slice such as v5litepod-16; other words as they are.
+
+    Raises:
+      UserError: there is no slice of that name.
+    """
+    if re.fullmatch(r"[a-z0-9]+-\d+", name) is None:
+        return name
+    piece = parse(name)
+    return f"{piece.generation.name}:{piece.topology_text}"
 
 
 def topology_shape(name: str) -> list[int]:

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import pathlib
 import signal
 import sys
 from typing import Any, Literal
 
-from launch import prices, project, remote, slices
+from launch import prices, project, rehearsal, remote, slices
 from launch.compute import InstanceGroup
 from launch.lifecycle import Launch
 from launch.parse import parse
+from launch.patience import CutOff
 from launch.queued import QueuedResource
 from launch.steps import Plan
 from launch.tools import ToolFailed, Tools, require
-from launch.words import check_bucket, check_name, needs_bucket, say, split, training_command
+from launch.words import Form, check_bucket, check_name, needs_bucket, say, split, training_command
 from podracer.errors import UserError, check_number, closest
 
 STEPS = ("create", "copy", "install", "start", "logs", "status", "fetch", "delete")
-ZONE = r"[a-z]+-[a-z]+\d+-[a-z]"
-PROJECT = r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]"
-ACCOUNT = r"[a-z0-9-]+@[a-z0-9.-]+"
-WORD = r"[A-Za-z0-9._-]+"
+ZONE = Form(r"[a-z]+-[a-z]+\d+-[a-z]", "a zone, as in us-west4-a")
+PROJECT = Form(
+    r"([a-z0-9.-]+:)?[a-z][a-z0-9-]{4,28}[a-z0-9]",
+    "the ID of a project, 6 to 30 small letters, digits and -, as in my-project",
+)
+ACCOUNT = Form(r"[a-z0-9-]+@[a-z0-9.-]+", "an account, as in trainer@my-project.iam.gserviceaccount.com")
+IMAGE = Form(r"[A-Za-z0-9._-]+", "letters, digits, ., _ and -, as in v2-alpha-tpuv5-lite")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,15 +82,23 @@ def main(arguments: list[str]) -> None:
     _check(options)
     tools = Tools(options.dry_run)
     piece = slices.parse(options.type) if options.type else None
-    launch, where = _make(options, step, command, tools, piece)
+    launch = _make(options, step, command, tools, piece)
     if not options.dry_run:
         if piece is not None and piece.hosts > 1 and options.bucket is None and step in (None, "create", "start"):
             raise UserError(needs_bucket(piece))
         require("gcloud")
+    if command:
+        place = rehearsal.on_slice(piece) if piece else rehearsal.Place(1, platforms=("tpu",))
+        source = pathlib.Path(options.source)
+        with contextlib.chdir(source if source.is_dir() else "."):  # files that the command names are copied from there
+            rehearsal.check(training_command(command, options.name), place)
     if piece is not None and step in (None, "create"):
         _announce(options, piece)
     try:
-        status = _do(step, launch, where, options)
+        status = _do(step, launch)
+    except CutOff as error:
+        launch.left_alone(error)
+        sys.exit(1)
     except ToolFailed as error:
         say(f"podracer: {error}")
         sys.exit(1)
@@ -93,7 +106,7 @@ def main(arguments: list[str]) -> None:
         sys.exit(status)
 
 
-def _do(step: str | None, launch: Launch, where: Any, options: Options) -> int:
+def _do(step: str | None, launch: Launch) -> int:
     """Run the step; the exit status."""
     if step is None:
         # A launcher that is told to end (by a closed terminal, say) must not leave a slice that costs money.
@@ -101,16 +114,8 @@ def _do(step: str | None, launch: Launch, where: Any, options: Options) -> int:
             signal.signal(number, _interrupt)
         return launch.run()
     if step == "logs":
-        return launch.follow()
-    if step == "status":
-        if options.dry_run:
-            launch.show_questions()
-            return 0
-        print(f"{options.name}: {where.state().text}")
-        for host, status in sorted((launch.statuses() or {}).items()):
-            print(f"host {host}: {status}")
-        return 0
-    getattr(launch, step)()
+        return launch.logs()
+    getattr(launch, "show_state" if step == "status" else step)()
     return 0
 
 
@@ -122,23 +127,21 @@ def _check(options: Options) -> None:
     """Refuse what cannot work before anything costs money."""
     check_name("--name", options.name)
     check_name("--zone", options.zone, ZONE)
-    for flag, value, pattern in (
+    for flag, value, form in (
         ("--project", options.project, PROJECT),
         ("--service-account", options.service_account, ACCOUNT),
-        ("--image", options.image, WORD),
+        ("--image", options.image, IMAGE),
     ):
         if value is not None:
-            check_name(flag, value, pattern)
+            check_name(flag, value, form)
     check_bucket(options.bucket)
     check_number("--max-restarts", options.max_restarts, minimum=0)
     check_number("--price-per-chip-hour", options.price_per_chip_hour, minimum=0, exclusive=True)
     check_number("--wait-hours", options.wait_hours, minimum=0, exclusive=True)
 
 
-def _make(
-    options: Options, step: str | None, command: list[str], tools: Tools, piece: slices.Slice | None
-) -> tuple[Launch, Any]:
-    """The launch and the slice that it is about."""
+def _make(options: Options, step: str | None, command: list[str], tools: Tools, piece: slices.Slice | None) -> Launch:
+    """The launch of a slice."""
     creates = step in (None, "create")
     if creates and piece is None:
         raise UserError("--type is missing; expected a slice to create, such as --type v5litepod-16.")
@@ -163,8 +166,19 @@ def _make(
     if step in (None, "copy"):
         project.files(source)  # says now what is wrong with it
     wait_s = options.wait_hours * 3600
-    plan = Plan(create, source, options.install, command, bucket, out, options.max_restarts, wait_s, options.keep)
-    return Launch(tools, where, plan), where
+    flags = ["--name", options.name, "--zone", options.zone]
+    flags += ["--project", options.project] if options.project else []
+    flags += ["--api", api] if api == slices.COMPUTE else []
+    price = _price(options, piece) if piece else "its price is not known here"
+    plan = Plan(
+        *(create, source, options.install, command, bucket, out, options.max_restarts, wait_s, options.keep),
+        *(flags, price),
+    )
+    return Launch(tools, where, plan)
+
+
+def _price(options: Options, piece: slices.Slice) -> str:
+    return prices.per_hour(piece, options.zone, options.spot, options.price_per_chip_hour)
 
 
 def _announce(options: Options, piece: slices.Slice) -> None:
@@ -172,7 +186,7 @@ def _announce(options: Options, piece: slices.Slice) -> None:
     tell = print if options.dry_run else say
     mark = "# " if options.dry_run else ""
     tell(mark + piece.describe())
-    tell(mark + prices.per_hour(piece, options.zone, options.spot, options.price_per_chip_hour))
+    tell(mark + _price(options, piece))
     if options.bucket is None and piece.hosts > 1:
         tell(f"{mark}{needs_bucket(piece)}")
     elif options.bucket is None and (options.spot or options.max_restarts):

@@ -8,13 +8,27 @@ from __future__ import annotations
 
 import re
 import sys
+from typing import NamedTuple
 
+from launch.launching import refuse_own
 from launch.slices import Slice
 from podracer.errors import UserError
 
 ARCHITECTURES = ("anakin", "sebulba")
-OWN = ("--run", "--or-resume")  # flags of `train` that the launcher sets
-NAME = r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?"  # what Google Cloud, Kubernetes and Slurm all take
+OWN = ("--run", "--or-resume")  # flags of `train` that the launcher sets, from --name
+
+
+class Form(NamedTuple):
+    """What a flag may be: nothing that means something to a shell."""
+
+    pattern: str
+    words: str  # the same for people, with an example
+
+
+# What Google Cloud, Kubernetes and Slurm all take.
+NAME = Form(
+    r"[a-z]([a-z0-9-]{0,38}[a-z0-9])?", "small letters, digits and -, beginning with a letter, at most 40, as in run-1"
+)
 
 
 def split(arguments: list[str]) -> tuple[list[str], list[str]]:
@@ -38,6 +52,7 @@ def training_command(words: list[str], run: str) -> list[str]:
             f"after -- there is {got}; expected train anakin or train sebulba with its options. "
             "Write: podracer launch KIND [OPTIONS] -- train sebulba --env atari/Pong"
         )
+    refuse_own(words)
     for flag in OWN:
         if any(word.partition("=")[0] == flag for word in words):
             raise UserError(f"{flag} is set by the launcher, from --name. Leave it out after --.")
@@ -47,15 +62,14 @@ def training_command(words: list[str], run: str) -> list[str]:
     return ["podracer", *words, "--run", run, "--or-resume"]
 
 
-def check_name(flag: str, value: str, pattern: str = NAME) -> str:
+def check_name(flag: str, value: str, form: Form = NAME) -> str:
     """`value`, where it can be part of names of resources, files and commands.
 
     Raises:
       UserError: it holds anything else, such as characters that mean something to a shell.
     """
-    if not re.fullmatch(pattern, value):
-        expected = "small letters, digits and -, beginning with a letter, at most 40" if pattern == NAME else pattern
-        raise UserError(f"{flag} is {value!r}; expected {expected}. Change {flag}.")
+    if not re.fullmatch(form.pattern, value):
+        raise UserError(f"{flag} is {value!r}; expected {form.words}. Change {flag}.")
     return value
 
 

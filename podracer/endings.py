@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 import jax
 
 from podracer import exits, watchdog
+from podracer.errors import brief
 from podracer.service import POLL_MS, PeerLost, left, state
 
 FAILED = "podracer/failed"
@@ -68,9 +69,12 @@ def is_lost_peer(error: BaseException) -> bool:
     return several and isinstance(error, jax.errors.JaxRuntimeError) and any(word in str(error) for word in BROKEN)
 
 
-def describe(error: BaseException) -> str:
-    """An exception in one line, as Python's tracebacks end."""
-    return (traceback.format_exception_only(error)[-1].strip().splitlines() or [""])[0][:300]
+def why_lost(error: BaseException) -> str:
+    """Which host is gone and what it said, if it is heard of now that a collective with it has broken off."""
+    with contextlib.suppress(Exception):
+        return state().client.blocking_key_value_get(FAILED, int(1000 * GRACE_S))
+    time.sleep(GRACE_S)  # where it is the first host, `_watch` ends this process meanwhile
+    return f"another host of this run is gone, and its own output says why ({brief(error)})"
 
 
 def leave(status: int, why: str = "") -> NoReturn:
@@ -111,7 +115,7 @@ def _end_all(kind: type[BaseException], error: BaseException, trace: Any) -> Non
     if issubclass(kind, KeyboardInterrupt):
         leave(exits.INTERRUPTED, "Ctrl-C")
     traceback.print_exception(kind, error, trace)
-    leave(exits.PEER_LOST if is_lost_peer(error) else getattr(error, "exit_status", exits.INTERNAL), describe(error))
+    leave(exits.PEER_LOST if is_lost_peer(error) else getattr(error, "exit_status", exits.INTERNAL), brief(error))
 
 
 def _watch() -> None:
@@ -122,7 +126,7 @@ def _watch() -> None:
         except jax.errors.JaxRuntimeError as error:
             if "DEADLINE_EXCEEDED" in str(error):
                 continue
-            text = f"the first host is gone: {describe(error)}"
+            text = f"the first host is gone: {brief(error)}"
         if not _watching.wait(GRACE_S):
             print(f"podracer: {text}; this one stops", file=sys.stderr, flush=True)
             leave(exits.PEER_LOST)

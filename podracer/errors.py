@@ -29,6 +29,15 @@ class NotSaved(RuntimeError):
     exit_status = exits.INTERNAL
 
 
+def brief(error: BaseException) -> str:
+    """An exception in one line of at most 300 characters: its kind, and what it says."""
+    text = str(error)
+    lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no message"]
+    # What a callback raises comes from JAX as a text that ends with the callback's own traceback: its last line says it.
+    said = lines[-1] if "Traceback (most recent call last)" in text else lines[0]
+    return f"{type(error).__name__}: {said}"[:300]
+
+
 def closest(name: str, options: Iterable[str]) -> str:
     """`" Did you mean 'x'?"` where an option resembles `name`, else an empty string."""
     found = difflib.get_close_matches(name.lower(), {option.lower(): option for option in options}, n=1, cutoff=0.5)

@@ -20,7 +20,7 @@ from typing import Any
 import jax
 
 from podracer import endings, places, rollcall, service
-from podracer.endings import disconnect, is_lost_peer, leave, preempted
+from podracer.endings import disconnect, is_lost_peer, leave, preempted, why_lost
 from podracer.errors import UserError, check_number
 from podracer.service import PeerLost
 
@@ -39,6 +39,7 @@ __all__ = [
     "on_first",
     "preempted",
     "to_first",
+    "why_lost",
 ]
 
 HEARTBEAT_S = 30  # a host that is silent for longer is lost, and ends the others

@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable
 
 from podracer import exits, hosts
+from podracer.errors import brief
 
 POLL_S = 0.05
 LEAVE_S = 2.0  # after an error on one of several hosts
@@ -166,5 +167,5 @@ class Supervisor:
         finally:
             print(f"threads {', '.join(self.alive())} do not end; leaving without them", file=sys.stderr, flush=True)
             if hosts.count() > 1:
-                hosts.leave(status, str(error))
+                hosts.leave(status, "it was stopped" if error is None else brief(error))
             os._exit(status)

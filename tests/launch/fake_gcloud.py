@@ -2,7 +2,9 @@
 
 `calls.jsonl` gets every call. `state` is the state of the queued resource or, one a line, what the next questions get
 to see; `hosts/N` is the home folder of a host, in which `ssh --command` runs for real; `fail` holds a word: calls
-that contain it fail. It imports little, since every test starts it a dozen times.
+that contain it fail. `flaky` says of words how many of the next calls with them fail, as without a network; of
+`after-WORD`, when the hosts have done all; `flaky-once-created` becomes that file. It imports little, since every test
+starts it a dozen times.
 """
 
 import json
@@ -58,6 +60,8 @@ def create(words):
     label = flag(words, "labels") or flag(words, "description")
     write("labels", json.dumps(dict([label.split("=")])))
     write("state", read("states") or read("always", "ACTIVE"))
+    if read("flaky-once-created"):
+        write("flaky", read("flaky-once-created"))
     for number in range(size()):
         os.makedirs(path("hosts", str(number)), exist_ok=True)
 
@@ -90,7 +94,7 @@ def describe_node():
 
 def describe_group():
     if not exists():
-        end("ERROR: (gcloud.compute.instance-groups.managed.describe) not found")
+        end("ERROR: (gcloud.compute.instance-groups.managed.describe) The resource 'run1' was not found")
     labels = json.loads(read("labels"))
     found = {"targetSize": size(), "description": "=".join(*labels.items()), "properties": {"labels": labels}}
     print(json.dumps(found))
@@ -98,7 +102,7 @@ def describe_group():
 
 def list_instances():
     if not exists():
-        end("ERROR: (gcloud.compute.instance-groups.managed.list-instances) not found")
+        end("ERROR: (gcloud.compute.instance-groups.managed.list-instances) The resource 'run1' was not found")
     status = next_state()
     # In another order than JAX's: worker 0 comes last.
     names = [f"https://www.googleapis.com/compute/v1/zones/z/instances/run1-{n}" for n in reversed(range(size()))]
@@ -133,6 +137,18 @@ def scp(words, hosts):
         os.spawnv(os.P_WAIT, "/bin/cp", ["cp", origin, copy])
 
 
+def lose_connection(words):
+    """Fail as without a network; `after-ssh` is a connection that is lost when the host has done all."""
+    flaky = json.loads(read("flaky", "{}"))
+    for word, left in flaky.items():
+        if left > 0 and word.removeprefix("after-") in " ".join(words):
+            write("flaky", json.dumps({**flaky, word: left - 1}))
+            if word.startswith("after-"):
+                for host in workers(words):
+                    on_host(host, flag(words, "command"))
+            end("ERROR: (gcloud) Unable to find the server: Name or service not known. Host not found.", 255)
+
+
 def workers(words):
     wanted = flag(words, "worker", "0")
     return [str(n) for n in range(size())] if wanted == "all" else [wanted]
@@ -143,6 +159,7 @@ def main(words):
         file.write(json.dumps(words) + "\n")
     if read("fail", "nothing") in words:
         end("WARNING: something else\nERROR: (gcloud) PERMISSION_DENIED: you may not do this")
+    lose_connection(words)
     text = " ".join(words)
     if "rsync" in words:
         source, target = words[-2:]

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from launch import cli, program
+from launch import cli, program, topology
 from podracer import mesh
 
 needs_compiler = pytest.mark.skipif(
@@ -24,9 +24,9 @@ MUZERO = (
 )
 
 
-def compiled(capfd, topology: str, command: str) -> dict:
+def compiled(capfd, slice_: str, command: str) -> dict:
     jax.clear_caches()  # of what was traced for a CPU
-    cli.main(["compile", "--topology", topology, "--json", "--", *command.split()])
+    cli.main(["compile", "--topology", slice_, "--json", "--", *command.split()])
     jax.clear_caches()
     return json.loads(capfd.readouterr().out)
 
@@ -35,12 +35,17 @@ def compiled(capfd, topology: str, command: str) -> dict:
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("topology", "command", "cores"),
-    [("v3:2x2", ANAKIN, 8), ("v5e:4x4", f"{SEBULBA} --batch-size 6", 12), ("v6e:2x4", MUZERO, 8)],
-    ids=["anakin", "sebulba's learner", "muzero"],
+    [
+        ("v3:2x2", ANAKIN, 8),
+        ("v5litepod-16", f"{SEBULBA} --batch-size 6", 12),
+        ("v6e:2x4", MUZERO, 8),
+        ("v3:32x32", ANAKIN, 2048),
+    ],
+    ids=["anakin", "sebulba's learner", "muzero", "anakin on the paper's 2,048 cores"],
 )
 def test_a_program_for_a_slice_fits_and_sends_its_gradients_once(capfd, topology, command, cores):
     """One all-reduce of 4 bytes per parameter; the rest are numbers of metrics. No trajectory travels."""
-    found = compiled(capfd, topology, command)["programs"][0]
+    (found,) = compiled(capfd, topology, command)["programs"]
     assert found["cores"] == cores
     assert found["fits"] and 0 < found["memory_bytes"] < 0.9 * found["memory_of_core_bytes"]
     assert {each["kind"] for each in found["collectives"]} == {"all-reduce"}
@@ -50,14 +55,6 @@ def test_a_program_for_a_slice_fits_and_sends_its_gradients_once(capfd, topology
     assert sum(sizes[:-1]) < 1_000
     assert found["param_bytes"] <= found["reduced_bytes_per_update"] < found["param_bytes"] + 1_000
     assert found["host"] == []
-
-
-@needs_compiler
-@pytest.mark.slow
-def test_the_papers_2048_cores(capfd):
-    found = compiled(capfd, "v3:32x32", ANAKIN)
-    assert found["cores"] == found["programs"][0]["cores"] == 2048
-    assert found["programs"][0]["fits"]
 
 
 @needs_compiler
@@ -77,6 +74,7 @@ def test_what_does_not_fit_is_said(capfd):
         ("--topology v5e", "expected chips along each axis"),
         ("--topology v5e:0x4", "expected chips along each axis"),
         ("--topology v5:4x4", "Did you mean 'v5p'"),
+        ("--topology v5litepod-9", "unknown TPU type 'v5litepod-9'; the number counts chips. Near it: v5litepod-4"),
         ("--topology v5e:4x4", "expected train ARCHITECTURE"),
         ("--topology v5e:4x4 -- eval runs/x", "expected train ARCHITECTURE"),
         ("--topology v5e:4x4 --slices 0 -- train anakin", "slices is 0"),
@@ -106,6 +104,14 @@ def test_a_slice_that_cannot_be_is_refused(capfd, topology, command, words):
         cli.main(["compile", "--topology", topology, "--", *command.split()])
     assert exit.value.code == 2
     assert words in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "full"),
+    [("v5litepod-16", "v5e:4x4"), ("v3-2048", "v3:32x32"), ("v4-8", "v4:2x2x1"), ("v5e:4x4", "v5e:4x4"), ("", "")],
+)
+def test_a_slice_has_the_name_that_it_has_elsewhere(name, full):
+    assert topology.full_name(name) == full
 
 
 def test_work_counts_loops_as_often_as_they_run():

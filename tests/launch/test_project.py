@@ -74,11 +74,12 @@ def archive_of(path, **members):
     return path
 
 
-def test_a_run_comes_back_with_its_log(tmp_path):
-    path = archive_of(tmp_path / "run.tar.gz", **{"run/config.json": "{}", "train.log": "done"})
-    project.unpack(path, tmp_path / "out")
-    assert (tmp_path / "out" / "config.json").read_text() == "{}"
-    assert (tmp_path / "out" / "train.log").read_text() == "done"
+def test_a_run_comes_back_with_the_log_of_every_host(tmp_path):
+    for host in (1, 0):
+        members = {"run/config.json": f"of {host}", "train.log": f"said by {host}"}
+        project.unpack(archive_of(tmp_path / "run.tar.gz", **members), tmp_path / "out", host)
+    assert (tmp_path / "out" / "config.json").read_text() == "of 0"
+    assert [(tmp_path / "out" / f"train-{host}.log").read_text() for host in (0, 1)] == ["said by 0", "said by 1"]
 
 
 @pytest.mark.parametrize(
@@ -94,7 +95,7 @@ def test_names_that_lead_out_are_refused(tmp_path, members):
     """A host that was taken over must not write into the user's files."""
     path = archive_of(tmp_path / "run.tar.gz", **members)
     with pytest.raises(UserError, match="cannot be unpacked"):
-        project.unpack(path, tmp_path / "out")
+        project.unpack(path, tmp_path / "out", 0)
     assert not (tmp_path / "out").exists() and not list(tmp_path.rglob("evil"))
 
 
@@ -102,4 +103,4 @@ def test_half_an_archive_is_refused(tmp_path):
     path = archive_of(tmp_path / "run.tar.gz", **{"run/weights": "x" * 10_000})
     path.write_bytes(path.read_bytes()[:60])
     with pytest.raises(UserError, match="cannot be unpacked"):
-        project.unpack(path, tmp_path / "out")
+        project.unpack(path, tmp_path / "out", 0)

@@ -9,16 +9,19 @@ import os
 import pathlib
 import re
 import subprocess
+import sys
+import tarfile
 
 import pytest
 import yaml
 
-from launch import cli, jobset, manifest, slices, slurm
+from launch import cli, jobset, manifest, project, rehearsal, slices, slurm
 from podracer import exits
+from podracer.errors import UserError
 
 ROOT = pathlib.Path(__file__).parents[2]
 GOLDEN = ROOT / "tests" / "golden" / "launch"
-TRAIN = "-- train sebulba --env atari/Pong"
+TRAIN = "-- train sebulba --env catch --actor-cores 2 --batch-size 12"
 SECRETS = {"WANDB_API_KEY": "planted-key-1234", "HF_TOKEN": "planted-token-5678"}
 CASES = {
     "tpu-vm": "tpu-vm --name run1 --type v5litepod-16 --zone us-west4-a --spot --bucket gs://my-runs --dry-run "
@@ -216,6 +219,8 @@ def test_files_are_written_with_what_to_do_next(here, capfd):
     line = f"gke --name run1 --type v4-8 --image r/podracer:1 --out rendered {TRAIN}"
     status, out, _ = launch(line, capfd)
     assert status == 0 and "docker build -f rendered/Dockerfile -t r/podracer:1 ." in out
+    first = "jobset.sigs.k8s.io/jobset-name=run1,batch.kubernetes.io/job-completion-index=0"  # kubectl follows few pods
+    assert f"kubectl logs -f -l {first}\n" in out
     assert {path.name for path in (here / "rendered").iterdir()} == {
         *("Dockerfile", "Dockerfile.dockerignore", "jobset.yaml")
     }
@@ -282,7 +287,9 @@ def test_slurm_starts_again_what_is_worth_it():
         (f"gke --name run1 --type v4-16 --image r/p:1 --apply {TRAIN}", "--bucket is missing; the 2 hosts of v4-16"),
         (f"gke --name run1 --type v2-8 --image r/p:1 {TRAIN}", "--type v2-8 is not there on GKE"),
         (f"gke --name run1 --type v5litepod-9 --image r/p:1 {TRAIN}", "Near it: v5litepod-4: 4 chips, 4 cores"),
-        (f"gke --name run1 --type v4-8 --image r;p {TRAIN}", "--image is 'r;p'"),
+        (f"gke --name run1 --type v4-8 --image r;p {TRAIN}", "--image is 'r;p'; expected an image, as in us-"),
+        (f"gke --name run1 {TRAIN}", "--type and --image are missing; expected a value for each."),
+        (f"gke --name run1 --type v4-8 --image r/p:1 --price-per-chip-hour 0 {TRAIN}", "--price-per-chip-hour is 0"),
         (f"gke --name run1 --type v4-8 --image r/p:1 --namespace a_b {TRAIN}", "--namespace is 'a_b'"),
         (f"gke --name run1 --type v4-8 --image r/p:1 --service-account A {TRAIN}", "--service-account is 'A'"),
         (f"gke --name run_1 --type v4-8 --image r/p:1 {TRAIN}", "--name is 'run_1'"),
@@ -291,8 +298,11 @@ def test_slurm_starts_again_what_is_worth_it():
             "--out pyproject.toml cannot be written",
         ),
         (f"slurm --name run1 --hosts 0 {TRAIN}", "--hosts is 0"),
-        (f"slurm --name run1 --time soon {TRAIN}", "--time is 'soon'"),
-        (f"slurm --name run1 --gres gpu;8 {TRAIN}", "--gres is 'gpu;8'"),
+        (f"slurm --name run1 --time soon {TRAIN}", "--time is 'soon'; expected minutes, HOURS:MINUTES:SECONDS or"),
+        (
+            f"slurm --name run1 --gres gpu;8 {TRAIN}",
+            "--gres is 'gpu;8'; expected resources as Slurm",
+        ),
         (f"slurm --name run1 --partition a;b {TRAIN}", "--partition is 'a;b'"),
         (f"slurm --name run1 --run a;b {TRAIN}", "--run is 'a;b'"),
         ("slurm --name run1", "after -- there is nothing"),
@@ -303,8 +313,92 @@ def test_mistakes_are_one_line(here, capfd, line, says):
     if says is None:
         assert status == 0 and out.startswith("usage: podracer launch KIND")
         return
-    last = err.splitlines()[-1]
-    assert status == 2 and says in last and last.startswith("podracer: ")
+    assert status == 2 and says in err and err.startswith("podracer: ") and out == "" and err.count("\n") == 1
+
+
+KINDS = {
+    "tpu-vm": "tpu-vm --name run1 --type v5litepod-16 --zone us-west4-a --bucket gs://my-runs --dry-run",
+    "gke": "gke --name run1 --type v5litepod-16 --image r/p:1 --bucket gs://my-runs",
+    "slurm": "slurm --name run1 --hosts 4",
+}
+ON_TPUS = ("tpu-vm", "gke")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "command, says, only",
+    [
+        ("sebulba --env atari/Pnog", "unknown environment 'atari/Pnog'. Did you mean 'atari/Pong'?", None),
+        ("sebulba --env catch --agent nosuch", "unknown agent 'nosuch'", None),
+        ("sebulba --env catch --nosuchflag 3", "unknown flag --nosuchflag", None),
+        ("sebulba --env catch --agent.nosuch 3", "unknown flag --agent.nosuch", None),
+        ("anakin --env catch --env.rows 0", "rows", None),
+        ("anakin --env mine.py:Env", "there is no file mine.py", None),
+        ("anakin --env catch --hosts 1", "--hosts is set by the launcher", None),
+        ("anakin --env catch --host=1", "--host is set by the launcher", None),
+        ("anakin --env catch --coordinator 1.2.3.4:5", "--coordinator is set by the launcher", None),
+        ("anakin --env catch --platform cpu", "--platform is cpu; expected tpu on v5litepod-16", ON_TPUS),
+        ("sebulba --env catch --actor-cores 9", "--actor-cores is 9 of the 4 cores of a host of v5litepod-16", ON_TPUS),
+        ("sebulba --env catch --actor-cores 4", "Choose --actor-cores 1 to 3", ON_TPUS),
+        ("sebulba --env catch --batch-size 64", "--batch-size is 64, for the 3 cores of a host of v5l", ON_TPUS),
+        ("anakin --env catch --cores 5", "--cores is 5; a host of v5litepod-16 has 4", ON_TPUS),
+        ("anakin --env catch --cores some", "--cores is 'some'; expected auto or a number", None),
+        ("anakin --env catch --seeds 4", "--seeds and --sweep train on one host; there are 4", None),
+        ("sebulba --env catch --cores 2 --learner-splits 7", "--learner-splits is 7", None),
+        ("anakin --env catch --agent ppo --batch-per-core 3 --unroll-length 5", "minibatch", None),
+    ],
+)
+def test_a_training_that_cannot_work_is_refused_where_it_is_launched(here, capfd, kind, command, says, only):
+    """By one line, before anything is rendered or shown, in dry runs too; the other kinds have other cores."""
+    status, out, err = launch(f"{KINDS[kind]} -- train {command}", capfd)
+    if only is not None and kind not in only:
+        assert status == 0
+        return
+    assert status == 2 and says in err and err.startswith("podracer: ") and err.count("\n") == 1 and out == ""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_this_machine_cannot_know_is_not_refused(here, capfd, kind, monkeypatch):
+    """A laptop may lack the library of an environment, or a file of the cluster's."""
+    monkeypatch.setitem(sys.modules, "envpool", None)
+    for command, lacks in (
+        ("sebulba --env envpool/Acrobot-v1", "needs the package 'envpool'"),
+        ("anakin --env /nowhere/mine.py:Env", "/nowhere/mine.py is not on this machine"),
+    ):
+        status, out, err = launch(f"{KINDS[kind]} -- train {command}", capfd)
+        assert status == 0 and "run1" in out
+        assert "the training command is not checked" in err and lacks in err
+
+
+@pytest.mark.parametrize("name, cores", [("v3-8", 8), ("v4-8", 4), ("v5litepod-8", 8), ("v6e-256", 4), ("tpu7x-16", 8)])
+def test_cores_are_counted_as_jax_does(name, cores):
+    place = rehearsal.on_slice(slices.parse(name))
+    command = ["podracer", "train", "sebulba", "--env", "catch", "--batch-size", "24", "--actor-cores", str(cores // 2)]
+    rehearsal.check(command, place)
+    with pytest.raises(UserError, match=f"of the {cores} cores of a host of {name}"):
+        rehearsal.check([*command[:-1], str(cores)], place)
+
+
+def test_the_commands_of_a_dry_run_make_the_file_that_they_copy(here, capfd):
+    """And what comes back is put where a launch would put it."""
+    (here / "mine.py").write_text("x")
+    (here / ".env").write_text("x")
+    (here / "runs" / "old").mkdir(parents=True)
+    line = f"tpu-vm --name run1 --type v4-8 --zone us-central2-b --dry-run {TRAIN}"
+    for with_git in (False, True):
+        if with_git:
+            subprocess.run(["git", "init", "-q", "."], check=True)
+            (here / ".gitignore").write_text("runs\n*.tar.gz\n")
+        _, out, _ = launch(line, capfd)
+        (command,) = [each for each in out.splitlines() if "tar -czf podracer-run1.tar.gz" in each]
+        subprocess.run(["bash", "-c", command], check=True)
+        with tarfile.open("podracer-run1.tar.gz") as archive:
+            found = {each.name.removeprefix("./") for each in archive.getmembers() if each.isfile()}
+        assert found == {str(path) for path in project.files(pathlib.Path("."))} - {"podracer-run1.tar.gz"}
+    (command,) = [each for each in out.splitlines() if "tar -xzf run.tar.gz" in each]
+    script = "mkdir run; echo {} > run/config.json; echo done > train.log; tar -czf run.tar.gz run train.log"
+    subprocess.run(["bash", "-c", f"{script}; {command}"], check=True)
+    assert (here / "runs/run1/config.json").exists() and (here / "runs/run1/train-0.log").read_text() == "done\n"
 
 
 @pytest.mark.parametrize("kind", ["tpu-vm", "gke", "slurm"])

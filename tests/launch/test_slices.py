@@ -41,7 +41,7 @@ def test_sizes(name, chips, cores, hosts, topology, devices, machine):
     assert (piece.name, piece.chips, piece.cores, piece.hosts) == (name, chips, cores, hosts)
     assert (piece.topology_text, piece.machine_type) == (topology, machine)
     assert piece.chips * piece.generation.jax_devices == devices
-    assert piece.cores_per_host * hosts == cores
+    assert piece.cores_per_host * hosts == cores and piece.jax_devices_per_host * hosts == devices
 
 
 def test_every_size_of_every_generation_is_whole():

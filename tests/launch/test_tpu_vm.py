@@ -17,12 +17,13 @@ import time
 
 import pytest
 
-from launch import cli, lifecycle, steps
+from launch import cli, following, patience, steps, verdicts
 
 FAKE = pathlib.Path(__file__).with_name("fake_gcloud.py")
 WHERE = ["--name", "run1", "--zone", "us-west4-a"]
 ONE, POD = ["--type", "v5litepod-8"], ["--type", "v5litepod-16", "--bucket", "gs://my-runs"]
-TRAIN = ["--", "train", "sebulba", "--env", "atari/Pong"]
+TRAIN = ["--", "train", "sebulba", "--env", "catch", "--actor-cores", "2", "--batch-size", "12"]
+COMMAND = f"podracer {' '.join(TRAIN[1:])}"
 SECRET = "planted-secret-4711"
 
 
@@ -64,8 +65,10 @@ def cloud(tmp_path, monkeypatch):
         host / "tail",
         """
         #!/bin/sh
+        case $1 in --pid=*) ;; *) exec /usr/bin/tail "$@";; esac
         next=${3#+}
         while :; do
+          [ -e "$FAKE_CLOUD/drop" ] && rm "$FAKE_CLOUD/drop" && exit 255
           ended=$([ -f status ] && echo yes)
           last=$(wc -l < train.log) || exit 1
           [ "$last" -ge "$next" ] && sed -n "${next},${last}p" train.log
@@ -100,7 +103,10 @@ def cloud(tmp_path, monkeypatch):
     monkeypatch.setenv("WANDB_API_KEY", SECRET)
     monkeypatch.setenv("PATH", f"{bin_}:{os.environ['PATH']}")
     monkeypatch.setattr(steps, "POLL_S", 0.01)
-    monkeypatch.setattr(lifecycle, "ASK_S", 0.05)
+    monkeypatch.setattr(following, "ASK_S", 0.05)
+    monkeypatch.setattr(patience, "FIRST_WAIT_S", 0.01)
+    monkeypatch.setattr(patience, "LONGEST_WAIT_S", 0.02)
+    monkeypatch.setattr(patience, "PATIENCE_S", 30.0)
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}  # the command takes them
     yield folder
     for number, handler in before.items():
@@ -141,7 +147,7 @@ def test_all_steps_in_a_row(cloud, capfd):
     out, err = capfd.readouterr()
     assert out == "1,000 steps\n2,000 steps\n"  # of the first host alone
     assert "$7.68 per hour" in err and "run1: PROVISIONING" in err
-    assert verbs(cloud) == ["create", "scp", "ssh", "ssh", "ssh", "ssh", "rsync", "delete"]
+    assert verbs(cloud) == ["create", "scp", "ssh", "ssh", "ssh", "ssh", "rsync", "scp", "scp", "delete"]
     create = next(call for call in calls(cloud) if "create" in call)
     assert create[:5] == ["compute", "tpus", "queued-resources", "create", "run1"]
     flags = {"--zone=us-west4-a", "--accelerator-type=v5litepod-16", "--labels=podracer-launch=run1", "--spot"}
@@ -149,10 +155,11 @@ def test_all_steps_in_a_row(cloud, capfd):
     assert "my-runs" in {path.name for path in (cloud / "buckets").iterdir()}
     for worker in "01":
         started = (cloud / f"started-{worker}").read_text()
-        assert started == "tpu 8476 podracer train sebulba --env atari/Pong --run bucket/run1 --or-resume\n"
+        assert started == f"tpu 8476 {COMMAND} --run bucket/run1 --or-resume\n"
     run = pathlib.Path("runs/run1")
     assert (run / "config.json").read_text() == "from host 0\n"
     assert {"part-0", "part-1"} <= {path.name for path in run.iterdir()}
+    assert [(run / f"train-{n}.log").read_text() for n in (0, 1)] == ["1,000 steps\n2,000 steps\n"] * 2
     assert not (cloud / "state").exists()
     assert SECRET not in out + err + (cloud / "calls.jsonl").read_text()
 
@@ -164,7 +171,7 @@ def test_all_steps_in_a_row(cloud, capfd):
 )
 def test_some_statuses_are_started_again_on_the_same_slice(cloud, monkeypatch, first):
     """What still runs on other hosts is told to end first."""
-    monkeypatch.setattr(lifecycle, "GRACE_S", 0.2)
+    monkeypatch.setattr(following, "GRACE_S", 0.2)
     (cloud / "size").write_text("2")
     attempts(cloud, first, "exit 0")
     assert launch(*WHERE, *POD, "--max-restarts", "1", *TRAIN) == 0
@@ -220,16 +227,133 @@ def test_a_request_that_fails_says_why_and_is_deleted(cloud, capfd):
     assert verbs(cloud) == ["create", "delete"]
 
 
-def test_a_command_that_fails_is_one_line_and_leaves_nothing(cloud, capfd):
+def test_a_command_that_fails_is_one_line_and_leaves_nothing(cloud, capfd, monkeypatch):
+    monkeypatch.setattr(steps, "HOSTS_S", 0.2)
     (cloud / "fail").write_text("scp")
-    steps.TRIES, before = 2, steps.TRIES
-    try:
-        assert launch(*WHERE, *ONE, *TRAIN) == 1
-    finally:
-        steps.TRIES = before
+    assert launch(*WHERE, *ONE, *TRAIN) == 1
     last = capfd.readouterr().err.splitlines()[-1]
     assert last.startswith("podracer: gcloud compute tpus tpu-vm scp") and "PERMISSION_DENIED" in last
     assert verbs(cloud)[-1] == "delete" and not (cloud / "state").exists()
+
+
+def test_a_question_without_an_answer_is_asked_again_while_waiting(cloud, capfd):
+    """As when a name cannot be resolved for a moment."""
+    (cloud / "states").write_text("WAITING_FOR_RESOURCES ACTIVE")
+    attempts(cloud, "true")
+    (cloud / "flaky-once-created").write_text('{"describe": 2}')
+    assert launch(*WHERE, *ONE, *TRAIN) == 0
+    assert [verb for verb in verbs(cloud) if verb in ("create", "delete")] == ["create", "delete"]
+    assert "no answer, trying again in 0.01 s" in capfd.readouterr().err
+
+
+COMPUTE = ["--type", "v6e-8", "--api", "compute-engine", "--project", "my-project"]
+
+
+@pytest.mark.parametrize("shape", [POD, COMPUTE], ids=["queued resource", "instance group"])
+def test_a_slice_that_trains_survives_a_network_that_does_not(cloud, capfd, shape):
+    """The connection drops, and nobody can be asked for a while: it is followed from where it was."""
+    (cloud / "always").write_text("RUNNING" if shape == COMPUTE else "ACTIVE")
+    cut = """printf '{"ssh": 2, "describe": 2}' > "$FAKE_CLOUD/flaky"; touch "$FAKE_CLOUD/drop" """
+    attempts(cloud, f"echo one; sleep 0.3; {cut}; sleep 1; echo two")
+    assert launch(*WHERE, *shape, "--max-restarts", "5", *TRAIN) == 0
+    out, err = capfd.readouterr()
+    assert out == "one\ntwo\n" and "output broke off" in err and "taken away" not in err
+    assert (cloud / "count-0").read_text() == "1\n"
+    made = [verb for verb in verbs(cloud) if verb in ("create", "delete")]
+    assert made == sorted(made)  # an instance group is more than one resource, made and deleted once
+
+
+@pytest.mark.parametrize("broken", [{"ssh": 10**6}, {"ssh": 10**6, "describe": 10**6}], ids=["ssh", "everything"])
+def test_a_slice_that_cannot_be_asked_is_left_alone(cloud, capfd, monkeypatch, broken):
+    """Whether the cloud calls it ready or says nothing; with its price, and what to do."""
+    monkeypatch.setattr(patience, "PATIENCE_S", 1.0)
+    cut = f"""printf '{json.dumps(broken)}' > "$FAKE_CLOUD/flaky"; touch "$FAKE_CLOUD/drop" """
+    attempts(cloud, f"sleep 0.3; {cut}; sleep 30")
+    assert launch(*WHERE, *POD, "--max-restarts", "5", *TRAIN) == 1
+    assert "delete" not in verbs(cloud) and "rsync" not in verbs(cloud) and (cloud / "state").exists()
+    *_, said, first, second = capfd.readouterr().err.splitlines()
+    assert said.startswith("podracer: run1 IS LEFT AS IT IS, AND COSTS MONEY (price: $19.20 per hour")
+    assert "it may still train" in said and "Name or service not known" in said
+    assert first.strip() == "podracer launch tpu-vm logs --name run1 --zone us-west4-a"
+    assert second.strip() == "podracer launch tpu-vm delete --name run1 --zone us-west4-a"
+    (cloud / "flaky").unlink()
+    assert launch("delete", *WHERE) == 0 and not (cloud / "state").exists()
+
+
+def test_a_request_that_cannot_be_asked_about_is_left_alone(cloud, capfd, monkeypatch):
+    monkeypatch.setattr(patience, "PATIENCE_S", 0.3)
+    (cloud / "flaky-once-created").write_text('{"describe": 1000}')
+    assert launch(*WHERE, *ONE, *TRAIN) == 1
+    assert verbs(cloud) == ["create"] and "IS LEFT AS IT IS" in capfd.readouterr().err
+
+
+def test_install_and_start_are_tried_again(cloud):
+    """Also where the hosts had done all when the connection was lost: nothing is started twice."""
+    (cloud / "size").write_text("2")
+    (cloud / "flaky-once-created").write_text('{"after-uv venv": 1, "after-nohup": 2}')
+    attempts(cloud, "true")
+    assert launch(*WHERE, *POD, *TRAIN) == 0
+    assert (cloud / "count-0").read_text() == (cloud / "count-1").read_text() == "1\n"
+    assert verbs(cloud).count("create") == 1
+
+
+def test_what_a_host_itself_cannot_do_is_not_tried_again(cloud, capfd):
+    executable(cloud / "hostbin" / "python3", "#!/bin/sh\necho 'No matching distribution' >&2\nexit 1\n")
+    assert launch(*WHERE, *ONE, *TRAIN) == 1
+    assert verbs(cloud) == ["create", "scp", "ssh", "delete"]
+    assert capfd.readouterr().err.splitlines()[-1].endswith("status 1: No matching distribution")
+
+
+def test_a_run_that_is_only_on_its_hosts_is_not_deleted_with_them(cloud, capfd, monkeypatch):
+    monkeypatch.setattr(steps, "HOSTS_S", 0.3)
+    attempts(cloud, """printf '{"scp": 1000}' > "$FAKE_CLOUD/flaky" """)
+    assert launch(*WHERE, *ONE, *TRAIN) == 1
+    assert "delete" not in verbs(cloud)
+    assert "its run is only on its hosts, and could not be fetched" in capfd.readouterr().err
+
+
+def test_a_deletion_is_tried_again(cloud):
+    attempts(cloud, """printf '{"delete": 2}' > "$FAKE_CLOUD/flaky" """)
+    assert launch(*WHERE, *ONE, *TRAIN) == 0
+    assert verbs(cloud).count("delete") == 3 and not (cloud / "state").exists()
+
+
+def test_the_log_of_a_host_that_failed_is_shown_and_kept(cloud, capfd):
+    """The first failure last on the screen, without those who only saw it; before the restart and before the end."""
+    (cloud / "size").write_text("3")
+    (cloud / "states").write_text("ACTIVE")
+    failing = 'for n in $(seq 50); do echo "line $n of $WORKER"; done; case $WORKER in 1) exit 70;; *) exit 71;; esac'
+    attempts(cloud, failing, failing)
+    assert launch(*WHERE, *POD, "--max-restarts", "1", *TRAIN) == 70
+    said = [line for line in capfd.readouterr().err.splitlines() if line.startswith("host ")]
+    hosts = [line.partition(":")[0] for line in said]
+    assert hosts == 2 * [f"host {host}" for host in (0, 2, 1) for _ in range(40)]
+    assert said[0] == "host 0: line 11 of 0" and said[-1] == "host 1: line 50 of 1"
+    assert (pathlib.Path("runs/run1") / "train-1.log").read_text().count("line 50 of 1") == 2
+
+
+def test_logs_of_no_slice_and_of_one_that_was_taken_away(cloud, capfd):
+    for left, status, says in (
+        (None, 2, "run1 is not there (no such queued resource); expected a slice that is ready."),
+        ("SUSPENDED", 75, "run1 was taken away (SUSPENDED)"),
+        ("WAITING_FOR_RESOURCES", 2, "run1 is not there (WAITING_FOR_RESOURCES)"),
+        ("ACTIVE", 2, "run1 has nothing installed"),
+    ):
+        if left:
+            (cloud / "state").write_text(left)
+            (cloud / "labels").write_text('{"podracer-launch": "run1"}')
+            (cloud / "hosts" / "0").mkdir(parents=True, exist_ok=True)
+        assert launch("logs", *WHERE) == status
+        err = [line for line in capfd.readouterr().err.splitlines() if not line.startswith("+ ")]
+        assert [line for line in err if line.startswith("podracer: ")] == [err[-1]] and says in err[-1]
+
+
+def test_logs_of_a_slice_that_is_taken_away_meanwhile(cloud, capfd):
+    attempts(cloud, 'sleep 1; echo SUSPENDED > "$FAKE_CLOUD/state"')
+    for step in ("create", "copy", "install", "start"):
+        assert launch(step, *WHERE, *(ONE if step == "create" else []), *(TRAIN if step == "start" else [])) == 0
+    assert launch("logs", *WHERE) == 75
+    assert capfd.readouterr().err.splitlines()[-1].startswith("podracer: run1 was taken away (SUSPENDED)")
 
 
 def test_what_others_made_is_neither_used_nor_deleted(cloud, capfd):
@@ -283,7 +407,7 @@ def test_one_host_needs_no_bucket(cloud):
     assert launch(*WHERE, *ONE, *TRAIN) == 0
     assert "--run run --or-resume" in (cloud / "started-0").read_text()
     run = pathlib.Path("runs/run1")
-    assert (run / "train.log").read_text() == "1,000 steps\n" and (run / "config.json").exists()
+    assert (run / "train-0.log").read_text() == "1,000 steps\n" and (run / "config.json").exists()
 
 
 def test_several_hosts_need_one_before_they_cost_anything(cloud, capfd):
@@ -323,7 +447,7 @@ def test_an_instance_group_that_is_stopped_is_replaced(cloud):
 def test_ctrl_c_fetches_what_there_is_and_deletes(cloud):
     """In a process of its own, in the middle of following."""
     attempts(cloud, "echo working; sleep 30")
-    script = "import sys; from launch import cli, lifecycle; lifecycle.ASK_S = 0.05; cli.main(sys.argv[1:])"
+    script = "import sys; from launch import cli, following; following.ASK_S = 0.05; cli.main(sys.argv[1:])"
     root = str(pathlib.Path(__file__).parents[2])
     words = [sys.executable, "-c", script, "launch", "tpu-vm", *WHERE, *ONE, *TRAIN]
     process = subprocess.Popen(
@@ -353,7 +477,12 @@ def test_without_gcloud_a_dry_run_works_and_nothing_else(cloud, monkeypatch, cap
         ("--name run1;id --zone us-west4-a --type v4-8", "--name is 'run1;id'; expected small letters"),
         ("--name $(id) --zone us-west4-a --type v4-8", "--name is '$(id)'"),
         ("--name Run --zone us-west4-a --type v4-8", "--name is 'Run'"),
-        ("--name run1 --zone us-west4-a|id --type v4-8", "--zone is"),
+        (
+            "--name run1 --zone us-west4-a|id --type v4-8",
+            "--zone is 'us-west4-a|id'; expected a zone, as in us-west4-a.",
+        ),
+        ("--name run1 --type v4-8", "--zone is missing; expected a value. Zone, such as us-west4-a. See"),
+        ("--type v4-8", "--name and --zone are missing; expected a value for each. See"),
         (
             "--name run1 --zone us-west4-a --type v4-9",
             "unknown TPU type 'v4-9'; the number counts cores. Near it: v4-8",
@@ -361,7 +490,7 @@ def test_without_gcloud_a_dry_run_works_and_nothing_else(cloud, monkeypatch, cap
         ("--name run1 --zone us-west4-a", "--type is missing"),
         ("--name run1 --zone us-west4-a --type v4-8 --bucket my-runs", "--bucket is 'my-runs'; expected gs://NAME"),
         ("--name run1 --zone us-west4-a --type v4-8 --bucket gs://a;b", "--bucket is 'gs://a;b'"),
-        ("--name run1 --zone us-west4-a --type v4-8 --project a;b", "--project is 'a;b'"),
+        ("--name run1 --zone us-west4-a --type v4-8 --project a;b", "--project is 'a;b'; expected the ID of a project"),
         ("--name run1 --zone us-west4-a --type tpu7x-8", "--project is missing"),
         (
             "--name run1 --zone us-west4-a --type v4-8 --api compute-engine",
@@ -402,9 +531,9 @@ def test_only_training_is_launched(cloud, capfd, words, says):
 
 def test_words_with_shell_characters_reach_the_training_as_they_are(cloud):
     attempts(cloud, "true")
-    words = ["--", "train", "sebulba", "--env", "$(touch hacked); `id`", "--agent", "it's"]
+    words = [*TRAIN, "--checkpoint-dir", "$(touch hacked); `id` it's"]
     assert launch(*WHERE, "--type", "v5litepod-8", *words) == 0
-    assert "--env $(touch hacked); `id` --agent it's --run" in (cloud / "started-0").read_text()
+    assert "--checkpoint-dir $(touch hacked); `id` it's --run" in (cloud / "started-0").read_text()
     assert not list(cloud.rglob("hacked")) and not pathlib.Path("hacked").exists()
 
 
@@ -427,7 +556,7 @@ def test_the_clouds_of_tests_are_not_the_users(cloud):
     ],
 )
 def test_one_status_of_many_hosts(found, status):
-    assert lifecycle.verdict(found) == status
+    assert verdicts.verdict(found) == status
 
 
 def test_the_wait_for_a_slice_ends(cloud, capfd, monkeypatch):
