@@ -194,6 +194,8 @@ def signals(times: int, seed: int, folder: pathlib.Path) -> list[Result]:
             words += f"; checkpoint {at} then {_steps(run)}, last row {_last_row(run)}{_quoted(pair)}"
             result.add(problem and words)
             slowest = max(slowest, 0.0 if problem or alone else ends.latest)
+        if problem:  # rows without a checkpoint, where it had to be killed, would be taken for those of the next start
+            shutil.rmtree(run, ignore_errors=True)
     said = ", ".join(f"{count} {name}" for name, count in counts.items())
     result.notes = f"{said}; stopped after {slowest:.1f} s at most"
     return [result]

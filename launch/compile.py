@@ -106,9 +106,10 @@ def sebulba_programs(agent: Any, env: Any, settings: Any, topology: Topology) ->
     from podracer import envs
     from sebulba.example import example
     from sebulba.learner import Learner
+    from sebulba.topology import num_acting
 
     batch_size = settings.batch_size or getattr(env, "batch_size", 64)
-    env, acting = envs.on_host(env, batch_size), settings.actor_cores
+    env, acting = envs.on_host(env, batch_size), num_acting(len(topology.hosts[0]), settings.actor_cores, batch_size)
     learning = [device for host in topology.hosts for device in _learning(host, acting, topology.name)]
     per_host = len(learning) // len(topology.hosts)
     check_divides("batch_size", batch_size, "learner cores per host", per_host)

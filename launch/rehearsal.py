@@ -94,15 +94,16 @@ def _check_sebulba(settings: Any, env: Any, agent: Any, cores: int, where: str) 
 
     from podracer.envs import on_host
     from sebulba.example import example
+    from sebulba.topology import num_acting
 
-    acting = settings.actor_cores if cores > 1 else 1
+    env = on_host(env, settings.batch_size or getattr(env, "batch_size", 64))
+    acting = num_acting(cores, settings.actor_cores, env.batch_size)
     learning = cores - acting if cores > 1 else 1
     if learning < 1:
         raise UserError(
             f"--actor-cores is {acting} of the {cores} cores of {where}, as JAX counts; expected at least one left to "
             f"learn. Choose --actor-cores 1 to {cores - 1}."
         )
-    env = on_host(env, settings.batch_size or getattr(env, "batch_size", 64))
     if env.batch_size % learning:
         raise UserError(
             f"--batch-size is {env.batch_size}, for the {learning} cores of {where} that learn ({cores} less "

@@ -33,7 +33,7 @@ def brief(error: BaseException) -> str:
     """An exception in one line of at most 300 characters: its kind, and what it says."""
     text = str(error)
     lines = [line.strip() for line in text.splitlines() if line.strip()] or ["no message"]
-    # What a callback raises comes from JAX as a text that ends with the callback's own traceback: its last line says it.
+    # What a callback raises comes from JAX as a text that ends with the callback's own traceback.
     said = lines[-1] if "Traceback (most recent call last)" in text else lines[0]
     return f"{type(error).__name__}: {said}"[:300]
 

@@ -100,7 +100,8 @@ def check_cores(directory: pathlib.Path, agent: Agent, kept: int, now: int, acti
     if kept == now or not jax.tree.leaves(jax.eval_shape(agent.initial_learner_state, jax.random.key(0)).memory):
         return
     each, rest = divmod(kept, hosts.count())
-    do = f"Resume with --cores {each + acting}" if not rest else f"Resume on a number of hosts that divides {kept}"
+    flags = f"--cores {each + acting}" + (f" --actor-cores {acting}" if acting else "")
+    do = f"Resume with {flags}" if not rest else f"Resume on a number of hosts that divides {kept}"
     raise UserError(
         f"{directory} keeps a replay on each of {kept} learner cores; got {now} learner cores, expected {kept}: a "
         f"replay cannot be dealt to others. {do}."

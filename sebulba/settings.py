@@ -20,8 +20,9 @@ class Settings(RunSettings):
 
     eval_episodes: int = 10
     """Whole games per evaluation."""
-    actor_cores: int = 1
-    """Cores of each host that choose actions; the others learn. A single core does both."""
+    actor_cores: int | None = None
+    """Cores of each host that choose actions; the others learn. A single core does both. None: the fewest that leave
+    as many learner cores as divide the batch."""
     threads_per_core: int = 2
     """Actor threads per actor core: while one steps its environments, another acts."""
     batch_size: int | None = None

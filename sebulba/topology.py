@@ -57,8 +57,21 @@ class Topology:
         )
 
 
-def split(num_cores: int | None, actor_cores: int, threads_per_core: int, batch_size: int) -> Topology:
+def num_acting(cores: int, wanted: int | None, batch_size: int) -> int:
+    """How many of a host's `cores` act: as `wanted`, or the fewest that leave as many to learn as divide the batch."""
+    if wanted is not None:
+        return wanted
+    return next((acting for acting in range(1, cores) if batch_size % (cores - acting) == 0), 1)
+
+
+def split(num_cores: int | None, actor_cores: int | None, threads_per_core: int, batch_size: int) -> Topology:
     """The first `actor_cores` of each host's devices act, the others learn; a single device does both.
+
+    Args:
+      num_cores: of each host; None: all there are.
+      actor_cores: see `num_acting`.
+      threads_per_core: actor threads of each actor core.
+      batch_size: environments of each thread.
 
     Raises:
       UserError: no core is left to learn, or the batch does not divide over the learner cores.
@@ -72,6 +85,7 @@ def split(num_cores: int | None, actor_cores: int, threads_per_core: int, batch_
         if num_cores > len(devices):
             raise UserError(f"cores is {num_cores}; this host has {len(devices)}. Choose at most that many.")
         devices = devices[:num_cores]
+    actor_cores = num_acting(len(devices), actor_cores, batch_size)
     # Which of a host's devices act and learn, by their place there.
     if len(devices) == 1:
         acting = learning = slice(0, 1)

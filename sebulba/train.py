@@ -114,7 +114,7 @@ def resume(
         check_unfinished(directory, settings, meta)
         loop = build_loop(agent, env, settings, cores)
         now = mesh.size(loop.topology.learner_mesh)
-        replays.check_cores(directory, agent, meta["learner_cores"], now, settings.actor_cores)
+        replays.check_cores(directory, agent, meta["learner_cores"], now, len(loop.topology.actor_cores))
         like = loop.learner.state
         return loop, {"params": like.params, "state": like._replace(params=())}
 

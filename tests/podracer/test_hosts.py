@@ -13,7 +13,7 @@ import time
 import pytest
 
 from podracer import exits, hosts, places, rollcall
-from podracer.errors import UserError
+from podracer.errors import UserError, brief
 from podracer.places import Place
 from tests.launch.hosts import environment, free_port
 
@@ -266,3 +266,20 @@ def test_the_last_place_of_a_launchers_environment_is_taken(monkeypatch):
     monkeypatch.setenv(places.COUNT, "many")
     with pytest.raises(UserError, match="hosts is 'many'; expected a number"):
         places.find(None, None, None)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("a first line\nand more", "ValueError: a first line"),
+        ("", "ValueError: no message"),
+        (
+            "JAX says:\nTraceback (most recent call last):\n  File x\nKeyError: 'the cause'\n\n",
+            "ValueError: KeyError: 'the cause'",
+        ),
+        ("x" * 500, f"ValueError: {'x' * 288}"),
+    ],
+)
+def test_an_error_in_one_line(text, said):
+    """Of what a callback raised, which comes with its traceback as text, the last line."""
+    assert brief(ValueError(text)) == said

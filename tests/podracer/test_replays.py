@@ -79,7 +79,7 @@ def test_a_replay_goes_on_on_as_many_learner_cores_only(tmp_path, monkeypatch):
     message = r"keeps a replay on each of 4 learner cores; got 2 learner cores, expected 4.*Resume with --cores {}\.$"
     with pytest.raises(UserError, match=message.format(4)):
         replays.check_cores(tmp_path, kept, 4, 2)
-    with pytest.raises(UserError, match=message.format(5)):
+    with pytest.raises(UserError, match=message.format("5 --actor-cores 1")):
         replays.check_cores(tmp_path, kept, 4, 2, acting=1)
     monkeypatch.setattr(hosts, "count", lambda: 2)
     with pytest.raises(UserError, match=message.format(2)):

@@ -75,6 +75,17 @@ def test_splits_of_the_cores(cores, actor_cores, batch_size):
     assert updates[-1].steps == 3 * system.env.batch_size * 4 * system.topology.num_threads
 
 
+@pytest.mark.parametrize(
+    ("cores", "batch_size", "acting"),
+    [(1, 64, 1), (2, 64, 1), (4, 64, 2), (8, 64, 4), (8, 96, 2), (8, 7, 1), (4, 1, 3)],
+)
+def test_by_default_as_many_learn_as_divide_the_batch(cores, batch_size, acting):
+    """So that the same command works on hosts of any number of cores."""
+    topology = split(cores, None, 2, batch_size)
+    assert len(topology.actor_cores) == acting
+    assert len(topology.learner_cores) == max(cores - acting, 1) and batch_size % len(topology.learner_cores) == 0
+
+
 def test_scores_are_those_of_the_script():
     """5 rewards of the seed's last digit each; episodes of 5 steps and a reset."""
     system = make()
