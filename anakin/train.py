@@ -107,8 +107,8 @@ def resume(
 
     Args:
       run_dir: what `train` wrote.
-      cores: another number of cores of each host; the environments are spread over all of them anew. Where there is a
-        replay, of all hosts as many as it is kept on.
+      cores: another number of cores of each host; the environments are spread over all of them anew, and a replay
+        begins empty.
       total_steps: another end; None keeps the run's own.
       agent, env: the objects, where the run was made from Python objects without names.
       sinks: as in `train`.
@@ -126,39 +126,43 @@ def resume(
 
     def make(meta: dict[str, Any]) -> tuple[tuple[Settings, Anakin, AnakinState], dict[str, Any]]:
         """What goes on from such a checkpoint, and what is read of it."""
-        found = _settings_for(settings, meta, directory, cores, agent)
+        found = _settings_for(settings, meta, directory, cores)
         loop = build_loop(agent, env, change(found, {"updates_per_call": meta["updates_per_call"]}), cores)
         like = loop.init(found.seed)
-        return (found, loop, like), {"params": like.learner.params, "state": without_params(like)}
+        return (found, loop, like), {"params": like.learner.params, "state": rest(meta, loop, like)}
+
+    def rest(meta: dict[str, Any], loop: Anakin, like: AnakinState) -> AnakinState:
+        """What is read beside the params."""
+        kept = meta["num_cores"] if loop.members is None else loop.num_cores  # a member's replay goes where it goes
+        return without_params(like._replace(learner=replays.left_out(like.learner, kept, loop.num_cores)))
 
     meta, (settings, loop, like) = checkpoints.choose(make)
     if "profile" in changes:
         profile.check(settings.profile, directory, math.ceil(settings.total_steps / loop.steps_per_update))
     params = checkpoints.params(like.learner.params)
-    state = checkpoints.state(without_params(like))
-    state = state._replace(learner=state.learner._replace(params=params))
+    state = checkpoints.state(rest(meta, loop, like))
+    state = state._replace(learner=replays.begun_anew(state.learner, like.learner)._replace(params=params))
     run = Run(agent, env, loop, settings, directory, state=state, steps=meta["steps"], train_s=meta["train_s"])
     scoring.restore_best(run, like.learner.params)
     windows = [ReturnWindow() for _ in meta["windows"]]
     for window, saved in zip(windows, meta["windows"], strict=True):
         window.restore(saved)
     notes = profile.missed(settings.profile, run.steps // loop.steps_per_update)
+    if loop.members is None:
+        notes += replays.describe_anew(agent, meta["num_cores"], loop.num_cores)
     return go_on(run, windows, sinks, notes, evaluation_due=meta["evaluation_due"])
 
 
-def _settings_for(
-    settings: Settings, meta: dict[str, Any], directory: pathlib.Path, cores: int | None, agent: Agent
-) -> Settings:
+def _settings_for(settings: Settings, meta: dict[str, Any], directory: pathlib.Path, cores: int | None) -> Settings:
     """`settings` with the environments of a checkpoint spread over these cores.
 
     Raises:
-      UserError: the run is finished, they do not divide, or a replay is kept on others.
+      UserError: the run is finished, or they do not divide.
     """
     check_unfinished(directory, settings, meta)
     if settings.seeds > 1 or settings.sweep:
         return settings
     environments = meta["batch_per_core"] * meta["num_cores"]  # of all hosts
     target = mesh.size(mesh.make(cores))
-    replays.check_cores(directory, agent, meta["num_cores"], target)
     check_divides("the number of environments", environments, "cores", target)
     return change(settings, {"batch_per_core": environments // target})

@@ -8,11 +8,12 @@ import os
 import signal
 import sys
 import threading
+import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
-from podracer import exits
+from podracer import exits, watchdog
 from podracer.errors import UserError, brief, closest
 
 USAGE = """usage: podracer COMMAND [OPTIONS]
@@ -38,6 +39,7 @@ Reinforcement learning at the speed of the accelerator.
 
 COMMANDS = ("train", "eval", "resume", "render", "play", "plot", "launch", "bench")
 COMMANDS += ("compile", "doctor", "envs", "agents", "demo")
+AGAIN_S = 0.05  # until a signal whose exception was dropped comes again
 # These start no training here, and answer without the seconds that JAX takes to import.
 LIGHT = {"launch": "launch.launching", "doctor": "launch.doctor"}
 
@@ -77,12 +79,37 @@ def _ends_by_sigterm() -> Iterator[None]:
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    before = signal.signal(signal.SIGTERM, lambda *_: sys.exit(exits.PREEMPTED))
+    before, hook = signal.signal(signal.SIGTERM, lambda *_: sys.exit(exits.PREEMPTED)), sys.unraisablehook
+    sys.unraisablehook = lambda found: _again(found, hook)
     try:
         yield
     finally:
+        sys.unraisablehook = hook
         if _several_hosts() is None:  # else it is JAX's own now
             signal.signal(signal.SIGTERM, before)
+
+
+def _again(found: Any, hook: Callable[[Any], object]) -> None:
+    """Send a signal again whose exception was dropped; `hook` takes what else was.
+
+    Python drops what a handler raises where it happens to run in a destructor or a callback of the garbage collector
+    (JAX has one), and the program would go on.
+    """
+    if isinstance(found.exc_value, KeyboardInterrupt):
+        number = signal.SIGINT
+    elif isinstance(found.exc_value, SystemExit) and found.exc_value.code == exits.PREEMPTED:
+        number = signal.SIGTERM
+    else:
+        hook(found)
+        return
+    main = threading.main_thread().ident
+
+    def send() -> None:
+        time.sleep(AGAIN_S)
+        if main is not None:
+            signal.pthread_kill(main, number)
+
+    watchdog.beside(send, "signal")
 
 
 def _failed(error: Exception) -> int:

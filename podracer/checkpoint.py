@@ -177,7 +177,7 @@ class Checkpoints:
         return self._restore("params", like, steps)
 
     def state(self, like: Any, steps: int | None = None) -> Any:
-        """The rest of the run; the leaves of `like` say on which devices it goes."""
+        """The rest of the run; the leaves of `like` say on which devices it goes. Those that are `...` are not read."""
         return self._restore("state", like, steps)
 
     def _restore(self, item: str, like: Any, steps: int | None) -> Any:
@@ -189,8 +189,11 @@ class Checkpoints:
             raise self._shelf.unreadable(name, ValueError(problem))
         wanted = leaves.wanted(like)
         try:
-            with contextlib.closing(ocp.Checkpointer(self._handler())) as reader:
-                args = ocp.args.Composite(**{item: ocp.args.StandardRestore(wanted)})
+            with contextlib.closing(ocp.Checkpointer(self._handler(ocp.PyTreeCheckpointHandler))) as reader:
+                how = ocp.checkpoint_utils.construct_restore_args(wanted)
+                # In part: `_misfit` has seen that nothing is missing but what is not wanted.
+                part = ocp.args.PyTreeRestore(wanted, restore_args=how, partial_restore=True)
+                args = ocp.args.Composite(**{item: part})
                 found = reader.restore(self.directory / name, args=args)[item] if wanted else {}
         except Exception as error:
             raise self._shelf.unreadable(name, error) from error
@@ -230,7 +233,8 @@ class Checkpoints:
             there = leaves.describe(dict(tree))
         else:
             there = content["leaves"].get(item, {})
-        return leaves.difference(there, leaves.describe(leaves.wanted(like)))
+        read = {leaf: what for leaf, what in there.items() if leaf not in leaves.unwanted(like)}
+        return leaves.difference(read, leaves.describe(leaves.wanted(like)))
 
     @property
     def _speaks(self) -> bool:
@@ -285,14 +289,14 @@ class Checkpoints:
         beside = ocp.options.AsyncOptions(WRITE_TIMEOUT_S, None, self._seal, create_directories_asynchronously=False)
         return together, beside
 
-    def _handler(self) -> Any:
+    def _handler(self, of_items: Any = None) -> Any:
         import orbax.checkpoint as ocp
 
         logging.getLogger("absl").setLevel(logging.CRITICAL)  # errors are raised; their traceback is not for users
         together, beside = self._options()
         options = ocp.CompositeOptions(multiprocessing_options=together, async_options=beside)
         items: dict[str, Any] = {
-            item: ocp.StandardCheckpointHandler(multiprocessing_options=together) for item in ITEMS
+            item: (of_items or ocp.StandardCheckpointHandler)(multiprocessing_options=together) for item in ITEMS
         }
         return ocp.CompositeCheckpointHandler(composite_options=options, **items)
 

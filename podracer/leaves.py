@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 
 def named(tree: Any) -> dict[str, Any]:
-    """Leaves by the path that leads to them."""
+    """Leaves by the path that leads to them; one that is `...` is not read from a checkpoint."""
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="."): leaf for path, leaf in leaves}
 
@@ -21,13 +21,20 @@ def storable(tree: Any) -> dict[str, Any]:
 
 def wanted(tree: Any) -> dict[str, jax.ShapeDtypeStruct]:
     """What `storable` would hold, as shapes on the devices of the leaves."""
-    return {name: _abstract(leaf) for name, leaf in named(tree).items()}
+    return {name: _abstract(leaf) for name, leaf in named(tree).items() if leaf is not ...}
+
+
+def unwanted(tree: Any) -> set[str]:
+    """The names of the leaves that are not read."""
+    return {name for name, leaf in named(tree).items() if leaf is ...}
 
 
 def put_back(found: dict[str, Any], like: Any) -> Any:
-    """The tree `like` with the leaves `found` by name."""
+    """The tree `like` with the leaves `found` by name, but for those that were not read."""
 
     def leaf(path, example):
+        if example is ...:
+            return example
         value = found[jax.tree_util.keystr(path, simple=True, separator=".")]
         if _is_key(example):
             return jax.random.wrap_key_data(value, impl=jax.random.key_impl(example))

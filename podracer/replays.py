@@ -9,9 +9,9 @@ from typing import Any
 
 import jax
 
-from podracer import hosts, mesh
+from podracer import mesh
 from podracer.errors import UserError
-from podracer.types import Agent
+from podracer.types import Agent, LearnerState
 
 
 def describe(agent: Agent, runs: int = 1) -> list[str]:
@@ -82,27 +82,29 @@ def machine_bytes(root: pathlib.Path = pathlib.Path("/")) -> int:
     return min(limits)
 
 
-def check_cores(directory: pathlib.Path, agent: Agent, kept: int, now: int, acting: int = 0) -> None:
-    """Refuse to go on with a replay on another number of learner cores: what each keeps cannot be dealt to others.
+def left_out(learner: LearnerState, kept: int, now: int) -> LearnerState:
+    """What is to be read of a checkpoint of a run that goes on: without the memory, on another number of learner cores.
 
-    Every core's ring has a capacity, a write head and priorities of its own, for its share of the environments.
+    Every core's ring has a capacity, a write head and priorities of its own, for its share of the environments, and
+    cannot be dealt to more or fewer: the run begins with an empty one, as `begun_anew` puts it in and `describe_anew`
+    says.
 
     Args:
-      directory: of the run.
-      agent: its agent.
+      learner: a new one, of this program.
       kept: learner cores of all hosts, in the checkpoint.
       now: and in this program.
-      acting: further cores of each host, which act.
-
-    Raises:
-      UserError: they are not as many.
     """
+    return learner if kept == now else learner._replace(memory=jax.tree.map(lambda _: ..., learner.memory))
+
+
+def begun_anew(restored: LearnerState, fresh: LearnerState) -> LearnerState:
+    """`restored`, with the memory of `fresh` where it was left out."""
+    left = any(leaf is ... for leaf in jax.tree.leaves(restored.memory))
+    return restored._replace(memory=fresh.memory) if left else restored
+
+
+def describe_anew(agent: Agent, kept: int, now: int) -> list[str]:
+    """What is said of that: a line, or none."""
     if kept == now or not jax.tree.leaves(jax.eval_shape(agent.initial_learner_state, jax.random.key(0)).memory):
-        return
-    each, rest = divmod(kept, hosts.count())
-    flags = f"--cores {each + acting}" + (f" --actor-cores {acting}" if acting else "")
-    do = f"Resume with {flags}" if not rest else f"Resume on a number of hosts that divides {kept}"
-    raise UserError(
-        f"{directory} keeps a replay on each of {kept} learner cores; got {now} learner cores, expected {kept}: a "
-        f"replay cannot be dealt to others. {do}."
-    )
+        return []
+    return [f"the replay was kept on {kept} learner cores and cannot be dealt to {now}: it begins empty"]

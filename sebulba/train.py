@@ -17,7 +17,7 @@ from podracer.runs import agree, check_new, check_reports, check_unfinished, cre
 from podracer.saving import open_checkpoints
 from podracer.settings import change
 from podracer.sinks import Sink
-from podracer.types import Agent
+from podracer.types import Agent, LearnerState
 from sebulba.loop import Sebulba
 from sebulba.run import Run
 from sebulba.settings import Settings, build_loop
@@ -90,7 +90,8 @@ def resume(
 ) -> Run:
     """Go on from the newest checkpoint of a run directory, on as many cores and threads as you like.
 
-    The environments start anew, from start states that the run has not seen. A replay stays on as many learner cores.
+    The environments start anew, from start states that the run has not seen. On another number of learner cores a
+    replay begins empty.
 
     Args:
       run_dir: what `train` wrote.
@@ -113,10 +114,13 @@ def resume(
         """What goes on from such a checkpoint, and what is read of it."""
         check_unfinished(directory, settings, meta)
         loop = build_loop(agent, env, settings, cores)
-        now = mesh.size(loop.topology.learner_mesh)
-        replays.check_cores(directory, agent, meta["learner_cores"], now, len(loop.topology.actor_cores))
         like = loop.learner.state
-        return loop, {"params": like.params, "state": like._replace(params=())}
+        return loop, {"params": like.params, "state": rest(meta, loop)}
+
+    def rest(meta: dict[str, Any], loop: Sebulba) -> LearnerState:
+        """What is read beside the params."""
+        now = mesh.size(loop.topology.learner_mesh)
+        return replays.left_out(loop.learner.state, meta["learner_cores"], now)._replace(params=())
 
     meta, loop = checkpoints.choose(make)
     like = loop.learner.state
@@ -124,7 +128,7 @@ def resume(
     if "profile" in changes:
         profile.check(settings.profile, directory, math.ceil(settings.total_steps / loop.steps_per_update))
     params = checkpoints.params(like.params)
-    state = checkpoints.state(like._replace(params=()))
+    state = replays.begun_anew(checkpoints.state(rest(meta, loop)), like)
     loop.learner.state, loop.learner.updates = state._replace(params=params), meta["loop_updates"]
     counters = {name: meta[name] for name in ("steps", "updates", "train_s")}
     run = Run(agent, env, loop, settings, directory, restarts=meta["restarts"] + 1, **counters)
@@ -134,6 +138,7 @@ def resume(
     before, now = meta.get("steps_per_update", loop.steps_per_update), loop.steps_per_update
     notes = [] if before == now else [f"an update is now of {now:,} steps; it was of {before:,}"]
     notes += profile.missed(settings.profile, loop.learner.updates)
+    notes += replays.describe_anew(agent, meta["learner_cores"], mesh.size(loop.topology.learner_mesh))
     return go_on(run, window, sinks, notes, evaluation_due=meta["evaluation_due"])
 
 

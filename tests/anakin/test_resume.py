@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -203,26 +204,26 @@ def test_environments_that_do_not_divide_over_the_cores_are_named(tmp_path):
         anakin.resume(tmp_path / "run", cores=3, total_steps=160)
 
 
-def files(directory):
-    return {path: (path.is_file() and path.read_bytes()) for path in directory.rglob("*")}
-
-
 @pytest.mark.slow
-def test_a_replay_goes_on_on_as_many_cores_only(tmp_path, monkeypatch):
-    """What to do is said before anything is made or written, also where the environments would not divide."""
+def test_a_replay_begins_empty_on_other_cores(tmp_path, capfd):
+    """All else goes on: params, optimizer, target network, counters. On as many cores the replay does, too."""
     env, directory = tiny.catch(), tmp_path / "run"
-    anakin.train(
+    first = anakin.train(
         tiny.planner(env), env, cores=2, run_dir=directory, total_steps=80, sinks=[], evaluations=0, **tiny.SIZES
     )
-    before = files(directory)
-    with monkeypatch.context() as patched:
-        patched.setattr(anakin.Anakin, "init", None)
-        for cores in (1, 3, 4):
-            with pytest.raises(UserError, match=f"each of 2 learner cores; got {cores} .*Resume with --cores 2"):
-                anakin.resume(directory, cores=cores, total_steps=160, sinks=[])
-    assert files(directory) == before
-    run = anakin.resume(directory, cores=2, total_steps=160, sinks=[])
+    assert np.all(np.asarray(first.state.learner.memory.count) > 0)
+    copy = shutil.copytree(directory, tmp_path / "copy")
+    run = anakin.resume(copy, cores=2, total_steps=160, sinks=[])
     assert run.steps == 160 and run.state.learner.memory.count.tolist() == [10, 10]
+    steps = 80
+    for cores in (4, 1):
+        before, run = steps, anakin.resume(directory, cores=cores, total_steps=steps + 40)
+        steps = run.steps
+        text = capfd.readouterr().err
+        assert f"{cores}: it begins empty" in text and "replay was kept on" in text
+        assert run.state.learner.memory.count.shape == (cores,)
+        assert np.sum(np.asarray(run.state.learner.memory.count)) * 5 == steps - before  # what it has acted since
+        assert int(run.state.learner.slow.gradient_steps) > 0  # counted from the beginning
 
 
 @pytest.mark.slow

@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import textwrap
+import time
 
 import jax
 import pytest
@@ -551,3 +553,33 @@ def test_atari_chooses_a_network_for_pictures(podracer):
 def test_mistakes_with_sebulba_are_one_line(mistake, arguments, message, tmp_path):
     line = mistake("train", *arguments, *([] if "--help" in arguments else ["--run", tmp_path / "run"]))
     assert message in line and not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(("number", "raised"), [(signal.SIGTERM, SystemExit), (signal.SIGINT, KeyboardInterrupt)])
+def test_a_signal_that_comes_in_a_destructor_is_not_lost(number, raised):
+    """Python drops the exception of the handler there."""
+    came = []
+
+    class Dying:
+        def __del__(self):
+            came.append(signal.raise_signal(number))
+
+    with pytest.raises(raised), cli._ends_by_sigterm():
+        thing = Dying()
+        del thing
+        assert came == []  # the exception left the destructor before it was noted
+        for _ in range(1000):
+            time.sleep(0.01)
+
+
+def test_other_exceptions_that_python_drops_are_said_as_always(monkeypatch):
+    dropped = []
+    monkeypatch.setattr(sys, "unraisablehook", dropped.append)
+
+    class Dying:
+        def __del__(self):
+            raise ValueError("not a signal")
+
+    with cli._ends_by_sigterm():
+        Dying()
+    assert [each.exc_type for each in dropped] == [ValueError]

@@ -8,7 +8,7 @@ import pathlib
 import jax.numpy as jnp
 import pytest
 
-from podracer import hosts, mesh, replays
+from podracer import leaves, mesh, replays
 from podracer.errors import UserError
 from podracer.types import Agent, LearnerState, ReplaySize
 
@@ -72,18 +72,15 @@ def test_a_control_group_may_allow_less_than_the_machine_has(tmp_path: pathlib.P
     assert replays.machine_bytes(tmp_path) == (expected or machine)
 
 
-def test_a_replay_goes_on_on_as_many_learner_cores_only(tmp_path, monkeypatch):
-    kept = agent(SIZE, jnp.zeros(3))
-    replays.check_cores(tmp_path, agent(), 4, 2)
-    replays.check_cores(tmp_path, kept, 4, 4)
-    message = r"keeps a replay on each of 4 learner cores; got 2 learner cores, expected 4.*Resume with --cores {}\.$"
-    with pytest.raises(UserError, match=message.format(4)):
-        replays.check_cores(tmp_path, kept, 4, 2)
-    with pytest.raises(UserError, match=message.format("5 --actor-cores 1")):
-        replays.check_cores(tmp_path, kept, 4, 2, acting=1)
-    monkeypatch.setattr(hosts, "count", lambda: 2)
-    with pytest.raises(UserError, match=message.format(2)):
-        replays.check_cores(tmp_path, kept, 4, 2)
-    monkeypatch.setattr(hosts, "count", lambda: 3)
-    with pytest.raises(UserError, match="Resume on a number of hosts that divides 4"):
-        replays.check_cores(tmp_path, kept, 4, 3)
+def test_a_memory_is_read_where_as_many_cores_keep_it_and_begins_empty_elsewhere():
+    fresh = LearnerState("p", "o", "s", {"ring": jnp.zeros((2, 3)), "count": jnp.zeros(2)})
+    assert replays.left_out(fresh, 2, 2) is fresh
+    wanted = replays.left_out(fresh, 4, 2)
+    assert wanted == fresh._replace(memory={"ring": ..., "count": ...})
+    assert leaves.unwanted(wanted._replace(params=())) == {"memory.ring", "memory.count"}
+    restored = fresh._replace(params="P", memory={"ring": ..., "count": ...})
+    assert replays.begun_anew(restored, fresh) == fresh._replace(params="P")
+    assert replays.begun_anew(fresh, None) is fresh  # type: ignore
+    assert replays.describe_anew(agent(), 4, 2) == replays.describe_anew(agent(SIZE, jnp.zeros(3)), 4, 4) == []
+    (said,) = replays.describe_anew(agent(SIZE, jnp.zeros(3)), 4, 2)
+    assert said == "the replay was kept on 4 learner cores and cannot be dealt to 2: it begins empty"
