@@ -285,7 +285,7 @@ def faults(times: int, seed: int, folder: pathlib.Path) -> list[Result]:
                 problem = "the fault did not come; " + problem
         result.add(problem and f"{fault} in the {place} of host {host}: {problem}; {ends}{_quoted(pair)}")
         slowest[fault] = max(slowest[fault], 0.0 if problem else ends.latest)
-    after = ", ".join(f"{seconds:.1f} s ({fault})" for fault, seconds in slowest.items())
+    after = ", ".join(f"{seconds:.1f} s ({fault})" for fault, seconds in slowest.items() if seconds)
     result.notes = f"both gone after at most {after}"
     return [result]
 

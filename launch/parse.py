@@ -12,6 +12,7 @@ import re
 import typing
 from typing import Annotated, Any
 
+from podracer import exits
 from podracer.errors import UserError, closest
 
 
@@ -40,7 +41,7 @@ def parse(kind: Any, arguments: list[str], prog: str, description: str) -> Any:
                 config=(tyro.conf.FlagConversionOff,),
             )
     except SystemExit as exit_:
-        if not exit_.code:
+        if exit_.code != exits.BAD_INPUT:  # --help, or a signal at this moment
             raise
         raise UserError(_one_line(errors.getvalue(), flags(kind), prog)) from None
 

@@ -49,6 +49,10 @@ def place(directory: Any) -> Any:
     return path
 
 
+class OneHostFailed(RuntimeError):
+    """One of several hosts cannot write its part: the others wait for it, for minutes, unless this process ends."""
+
+
 class Checkpoints:
     """The checkpoints in one directory.
 
@@ -82,6 +86,7 @@ class Checkpoints:
 
         Raises:
           OSError: nothing can be written there. With several hosts, all of them raise.
+          OneHostFailed: this one of several hosts cannot begin, when the others have.
         """
         import orbax.checkpoint as ocp
 
@@ -96,7 +101,12 @@ class Checkpoints:
         self._writing = name, content
         args = ocp.args.Composite(**{item: ocp.args.StandardSave(found) for item, found in items.items()})
         with self._cleaning():
-            self._open_writer().save(self.directory / name, args=args)
+            try:
+                self._open_writer().save(self.directory / name, args=args)
+            except Exception as error:
+                if self._alone or hosts.count() == 1:
+                    raise
+                raise OneHostFailed(f"{self.directory / name}: {type(error).__name__}: {error}") from error
 
     def poll(self) -> None:
         """Raise what went wrong in the background, without waiting; the half-written checkpoint is removed then."""

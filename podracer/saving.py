@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from podracer import config, echoes, hosts
-from podracer.checkpoint import Checkpoints
+from podracer.checkpoint import Checkpoints, OneHostFailed
 from podracer.claim import Claim
 from podracer.errors import NotSaved, UserError
 from podracer.shelf import warn
@@ -154,6 +154,8 @@ class Saver:
         try:
             self._checkpoints.save(steps, params, state, meta)
             self._pending = steps, self._now()
+        except OneHostFailed:
+            raise  # and so the others end, and all start again from the last checkpoint
         except Exception as error:
             self._failed(error)
 

@@ -170,7 +170,10 @@ def traced(kind=points.Options, cores=1, env_options=None, agent_options=None, s
         ({"env_options": {"rows": 0}}, "a2c on catch cannot be built"),
         ({"env": "atari/Pong"}, "atari/Pong"),  # not for Anakin
         ({"architecture": "sebulba", "cores": 2, "settings": {"actor_cores": 2}}, "actor_cores is 2 of 2 cores"),
-        ({"architecture": "sebulba", "cores": 4, "settings": {"batch_size": 4}}, "does not divide into learner cores"),
+        (
+            {"architecture": "sebulba", "cores": 4, "settings": {"batch_size": 4, "actor_cores": 1}},
+            "does not divide into learner cores",
+        ),
         ({"architecture": "sebulba", "lag": "late"}, "lag is 'late'"),
     ],
 )

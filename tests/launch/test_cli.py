@@ -544,7 +544,10 @@ def test_atari_chooses_a_network_for_pictures(podracer):
         ),
         (["sebulba", "--env", "atari/Pon"], "Did you mean 'atari/Pong'?"),
         (["sebulba", "--env", "envpool/CartPole-v1", "--cores", "2", "--actor-cores", "2"], "actor_cores is 2 of 2"),
-        (["sebulba", "--env", "catch", "--batch-size", "7", "--cores", "4"], "batch_size = 7 does not divide"),
+        (
+            ["sebulba", "--env", "catch", "--batch-size", "7", "--cores", "4", "--actor-cores", "1"],
+            "batch_size = 7 does not divide",
+        ),
         (["sebulba", "--env", "catch", "--lag", "old"], "lag is 'old'; expected sync, fixed"),
         (["sebulba", "--env", "catch", "--batch-per-core", "4"], "unknown flag --batch-per-core"),
         (["sebulbo", "--env", "catch"], "Did you mean 'sebulba'?"),
@@ -583,3 +586,15 @@ def test_other_exceptions_that_python_drops_are_said_as_always(monkeypatch):
     with cli._ends_by_sigterm():
         Dying()
     assert [each.exc_type for each in dropped] == [ValueError]
+
+
+def test_a_signal_while_flags_are_read_is_no_mistake_in_them(monkeypatch):
+    """What ends a command with 75 is started again; a mistake is not."""
+
+    def interrupted(*_, **__):
+        raise SystemExit(75)
+
+    monkeypatch.setattr("tyro.cli", interrupted)
+    with pytest.raises(SystemExit) as ending:
+        cli.main(["train", "anakin", "--env", "catch"])
+    assert ending.value.code == 75

@@ -409,3 +409,29 @@ def test_rows_from_after_a_checkpoint_are_cut_off_in_place(tmp_path):
     assert path.read_text() == '{"steps": 2}\n'
     shutil.rmtree(tmp_path)
     sinks.drop_rows_after(path, 2)
+
+
+def test_one_of_several_hosts_that_cannot_begin_to_write_ends(tmp_path, monkeypatch):
+    """The others have begun, and would wait for it for minutes; by itself it would go on with a warning."""
+
+    class Refusing:
+        def save(self, *_, **__):
+            raise PermissionError("Permission denied")
+
+    monkeypatch.setattr(checkpoint.Checkpoints, "_open_writer", lambda self: Refusing())
+    monkeypatch.setattr(checkpoint.Checkpoints, "_first_says", lambda self, ask: "10")
+    one = checkpoint.Checkpoints(tmp_path / "checkpoints")
+    with pytest.raises(PermissionError):
+        one.save(10, np.zeros(3), (), {})
+    monkeypatch.setattr(checkpoint.hosts, "count", lambda: 2)
+    with pytest.raises(checkpoint.OneHostFailed, match="checkpoints/10: PermissionError: Permission denied"):
+        one.save(10, np.zeros(3), (), {})
+    monkeypatch.setattr(checkpoint.hosts, "count", lambda: 1)
+    with saver(tmp_path / "run", Time()) as several:
+
+        def fails(*_):
+            raise checkpoint.OneHostFailed("as above")
+
+        monkeypatch.setattr(several._checkpoints, "save", fails)
+        with pytest.raises(checkpoint.OneHostFailed):
+            several.save(10, np.zeros(3), (), {})

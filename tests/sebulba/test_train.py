@@ -249,7 +249,7 @@ def test_who_starves_is_said_in_words():
     [
         ({"lag": "later"}, "lag is 'later'; expected sync, fixed"),
         ({"actor_cores": 2}, "at least one core left to learn"),
-        ({"cores": 4, "batch_size": 7}, "batch_size = 7 does not divide into learner cores = 3"),
+        ({"cores": 4, "actor_cores": 1, "batch_size": 7}, "batch_size = 7 does not divide into learner cores = 3"),
         ({"learner_splits": 5}, "does not divide into learner_splits = 5"),
         ({"stall_timeout": 0.0}, "stall_timeout is 0; expected a finite number > 0"),
         ({"threads_per_core": 0}, "threads_per_core is 0"),
