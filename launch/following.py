@@ -36,7 +36,10 @@ class Following(Fetching):
                     f"{self._name} is not there ({state.text}); expected a slice that is ready. "
                     f"Check --name, --zone, --project and --api, or ask again: {self._command('status')}"
                 )
-            if set(self.ask_hosts().values()) == {"none"}:
+            found = self.statuses()
+            if found is None:
+                return self._say_taken(patience.ask(self._slice.state).text)
+            if set(found.values()) == {"none"}:
                 raise UserError(f"{self._name} has nothing installed; expected a run to follow. First: copy and start.")
         status = self.follow()
         if status == TAKEN:

@@ -528,7 +528,7 @@ def test_craftax_pixels_are_bytes(monkeypatch):
 )
 def test_a_missing_package_is_named(monkeypatch, package, name):
     monkeypatch.setitem(sys.modules, package, None)
-    with pytest.raises(UserError, match=rf"the package '{package}'.*pip install 'podracer\[envs\]'"):
+    with pytest.raises(UserError, match=rf"the package '{package}'.*pip install '\.\[envs\]'"):
         envs.make(name)
 
 

@@ -96,7 +96,7 @@ def test_bad_input_is_refused_in_one_line(capfd, arguments, words):
     [
         ("v5e:1x1", ANAKIN, "unknown to the TPU compiler"),
         ("v5e:2x2", f"{SEBULBA} --actor-cores 4", "expected at most 3"),
-        ("v5e:2x2", f"{SEBULBA} --batch-size 7", "batch_size = 7"),
+        ("v5e:2x2", f"{SEBULBA} --batch-size 7 --actor-cores 1", "batch_size = 7"),
     ],
 )
 def test_a_slice_that_cannot_be_is_refused(capfd, topology, command, words):

@@ -340,7 +340,11 @@ ON_TPUS = ("tpu-vm", "gke")
         ("anakin --env catch --platform cpu", "--platform is cpu; expected tpu on v5litepod-16", ON_TPUS),
         ("sebulba --env catch --actor-cores 9", "--actor-cores is 9 of the 4 cores of a host of v5litepod-16", ON_TPUS),
         ("sebulba --env catch --actor-cores 4", "Choose --actor-cores 1 to 3", ON_TPUS),
-        ("sebulba --env catch --batch-size 64", "--batch-size is 64, for the 3 cores of a host of v5l", ON_TPUS),
+        (
+            "sebulba --env catch --batch-size 64 --actor-cores 1",
+            "--batch-size is 64, for the 3 cores of a host of v5l",
+            ON_TPUS,
+        ),
         ("anakin --env catch --cores 5", "--cores is 5; a host of v5litepod-16 has 4", ON_TPUS),
         ("anakin --env catch --cores some", "--cores is 'some'; expected auto or a number", None),
         ("anakin --env catch --seeds 4", "--seeds and --sweep train on one host; there are 4", None),
