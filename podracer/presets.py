@@ -93,7 +93,8 @@ PRESETS: dict[str, Preset] = {
         network="muzero",
         network_config={"width": 32, "head_width": 32},
         settings={"total_steps": 300_000, "batch_per_core": 16, "unroll_length": 32},
-        result="train anakin --env catch --agent gumbel-muzero; 2 shared CPU cores, 44 s: 1.00 over 640 episodes",
+        result="train anakin --env catch --agent gumbel-muzero; 2 shared CPU cores, 44 s: 1.00 over 640 episodes; "
+        "train sebulba, --batch-size 32: 1.00",
     ),
     "cartpole-gumbel-muzero": Preset(
         "cartpole",
@@ -111,7 +112,8 @@ PRESETS: dict[str, Preset] = {
         network="muzero",
         network_config={"width": 64, "head_width": 32},
         settings={"total_steps": 400_000, "batch_per_core": 16, "unroll_length": 32},
-        result="train anakin --env cartpole --agent gumbel-muzero; 2 shared CPU cores, 53 s: 500 over 640 episodes",
+        result="train anakin --env cartpole --agent gumbel-muzero; 2 shared CPU cores, 53 s: 500 over 640 episodes; "
+        "train sebulba, --batch-size 32: 500",
     ),
     "pendulum-sampled-muzero": Preset(
         "gymnax/Pendulum-v1",
