@@ -14,6 +14,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import mctx
 import numpy as np
 import pytest
 
@@ -27,7 +28,24 @@ POLICIES = {
     "gumbel": partial(search.gumbel_muzero_policy, gumbel_scale=0.0),
     "rounds": partial(search.gumbel_muzero_policy, gumbel_scale=0.0, mode="rounds"),
     "depth": partial(search.muzero_policy, dirichlet_fraction=0.0, max_depth=2),
+    "chance": partial(search.stochastic_muzero_policy, dirichlet_fraction=0.0),
 }
+
+
+def decide(model, key, action, embedding):
+    """Two outcomes, of which the second is three times as likely."""
+    chance = jnp.broadcast_to(jnp.log(jnp.array([0.25, 0.75])), (action.shape[0], 2))
+    value = model.value[embedding["state"]]
+    return mctx.DecisionRecurrentFnOutput(chance_logits=chance, afterstate_value=value), (embedding, action)
+
+
+def happen(model, key, outcome, afterstate):
+    """The first outcome is that of the action, the second that of the next one."""
+    embedding, action = afterstate
+    output, after = models.table_step(model, key, (action + outcome) % 4, embedding)
+    return mctx.ChanceRecurrentFnOutput(
+        action_logits=output.prior_logits, value=output.value, reward=output.reward, discount=output.discount
+    ), after
 
 
 def grow(name: str) -> list[list[float]]:
@@ -40,7 +58,10 @@ def grow(name: str) -> list[list[float]]:
         value=rng.integers(-8, 9, 24).astype(np.float32) / 8,
     )
     model = jax.tree.map(jnp.asarray, model)
-    policy = partial(POLICIES[name], recurrent_fn=models.table_step, num_simulations=14)
+    functions = {"recurrent_fn": models.table_step}
+    if name == "chance":
+        functions = {"decision_recurrent_fn": decide, "chance_recurrent_fn": happen}
+    policy = partial(POLICIES[name], **functions, num_simulations=14)
     output = mesh.compiled_quickly(policy)(model, jax.random.PRNGKey(0), models.table_root(model, np.arange(2)))
     return [[n.parent, n.edge, n.visits, n.value, n.qvalue] for n in picture.nodes(output.search_tree, 1)]
 
