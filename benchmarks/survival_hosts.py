@@ -204,7 +204,7 @@ def signals(times: int, seed: int, folder: pathlib.Path) -> list[Result]:
 def _alone(pair: Pair, ends: Ends, told: tuple[int, ...]) -> bool:
     """Whether one was told so early that the other did not know it yet: that one waits, and names it."""
     other = 1 - told[0]
-    early = len(told) == 1 and ends.status(told[0]) == exits.PREEMPTED and ends.status(other) == exits.BAD_INPUT
+    early = len(told) == 1 and ends.status(told[0]) == exits.PREEMPTED and ends.status(other) == exits.PEER_LOST
     return early and f"podracer: host {told[0]} did not come to {pair.address} within 15 s" in pair.said(other)
 
 
@@ -233,7 +233,7 @@ TIMEOUT_S = 10
 
 def missing_hosts(times: int, seed: int, folder: pathlib.Path) -> list[Result]:
     """The other one waits for so long as it was told, and says whom for."""
-    result = Result("f", "one of two hosts does not start: the other names it and ends by its deadline, status 2", 0, 0)
+    result = Result("f", "one of two hosts does not start: the other names it and ends by its deadline, status 71", 0, 0)
     for number in range(times):
         mine, other = number % 2, 1 - number % 2
         began = time.time()
@@ -242,7 +242,7 @@ def missing_hosts(times: int, seed: int, folder: pathlib.Path) -> list[Result]:
             ends, said = pair.ends(began, 120), pair.said(mine)
             here = "got 1 of 2 hosts" if mine == 0 else "this is host 1"
             words = f"podracer: host {other} did not come to {pair.address} within {TIMEOUT_S} s ({here}). "
-            good = ends.status(mine) == exits.BAD_INPUT and TIMEOUT_S < ends.latest < 2 * TIMEOUT_S
+            good = ends.status(mine) == exits.PEER_LOST and TIMEOUT_S < ends.latest < 2 * TIMEOUT_S
             good = good and said.startswith(words) and said.count("\n") == 1 and not pair.left()
             result.add("" if good else f"{ends}: expected '{words}'{_quoted(pair)}")
             result.notes += f"{ends.latest:.0f} s "

@@ -55,7 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         _say(f"podracer: {' '.join(str(error).split())}")
         # What a library was doing (reading a damaged checkpoint, say) dies with the process, without a word.
         sys.unraisablehook = lambda _: None
-        _leave(exits.BAD_INPUT, str(error))
+        _leave(error.exit_status, str(error))
     except KeyboardInterrupt as interrupt:
         _say(f"podracer: {str(interrupt) or 'interrupted'}")
         if str(interrupt):  # all hosts have stopped, and saved

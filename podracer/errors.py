@@ -14,9 +14,11 @@ from podracer import exits
 class UserError(ValueError):
     """Something the user gave cannot work.
 
-    The command line prints the message as one line on stderr and exits with status 2; from Python it is an
+    The command line prints the message as one line on stderr and exits with `exit_status`; from Python it is an
     ordinary exception. The message says what was got, what was expected and what to do about it.
     """
+
+    exit_status = exits.BAD_INPUT
 
 
 class NotSaved(RuntimeError):

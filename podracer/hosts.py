@@ -21,7 +21,7 @@ import jax
 
 from podracer import endings, places, rollcall, service
 from podracer.endings import disconnect, is_lost_peer, leave, preempted, why_lost
-from podracer.errors import UserError, check_number
+from podracer.errors import UserError, brief, check_number
 from podracer.service import PeerLost
 
 __all__ = [
@@ -83,7 +83,8 @@ def connect(
       say: gets a line now and then while the first host waits.
 
     Raises:
-      UserError: hosts are missing (which), or their versions differ (which), or this process has begun to use JAX.
+      HostsMissing: a UserError: some did not come (which).
+      UserError: their versions differ (which), or this process has begun to use JAX.
     """
     if jax.distributed.is_initialized():
         return
@@ -103,6 +104,8 @@ def connect(
             shutdown_timeout_seconds=SHUTDOWN_S,
             coordinator_bind_address=roll.bind if place.index == 0 else None,
         )
+    except jax.errors.JaxRuntimeError as error:  # one was here, and has gone
+        raise rollcall.HostsMissing(f"the hosts met, but do not connect: {brief(error)}. Start all again.") from None
     except RuntimeError as error:
         raise UserError(
             f"this process cannot join the others: {error}. Call connect before anything uses JAX."

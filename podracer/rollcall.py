@@ -17,12 +17,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
+from podracer import exits
 from podracer.errors import UserError
 from podracer.places import Place, split
 
 LONGEST_LINE = 100_000  # bytes; whatever else comes to the port is turned away
 RETRY_S = 0.2
 SAY_EVERY_S = 10.0
+
+
+class HostsMissing(UserError):
+    """Hosts did not come. They may have been taken away or be late, so that starting again may help."""
+
+    exit_status = exits.PEER_LOST
 
 
 class Roll(NamedTuple):
@@ -42,7 +49,8 @@ def call(place: Place, facts: dict[str, Any], timeout_s: float, say: Callable[[s
       say: gets a line now and then while the first host waits.
 
     Raises:
-      UserError: hosts are missing or twice there (which ones), or they disagree (on what); the same on all hosts.
+      HostsMissing: some did not come in time (which ones).
+      UserError: some are there twice (which ones), or they disagree (on what). All who are here raise the same.
     """
     line = {"host": place.index, "hosts": place.count, "facts": facts}
     bind = place.address
@@ -55,7 +63,7 @@ def call(place: Place, facts: dict[str, Any], timeout_s: float, say: Callable[[s
     if problem:
         for connection in lines.values():
             connection.close()
-        raise UserError(problem)
+        raise problem
     return Roll(bind, lines)
 
 
@@ -89,11 +97,12 @@ def disagreement(facts: list[dict[str, Any]]) -> str:
 
 def _collect(
     server: socket.socket, place: Place, own: dict[str, Any], timeout_s: float, say: Callable[[str], None]
-) -> tuple[str, dict[int, socket.socket]]:
+) -> tuple[UserError | None, dict[int, socket.socket]]:
     """The first host: take one line of every other, and answer all; what is wrong, and the connections."""
     deadline, said = time.monotonic() + timeout_s, time.monotonic()
     there: dict[int, tuple[socket.socket, dict[str, Any]]] = {}
-    problem, callers = "", _Callers(server)
+    problem: UserError | None = None
+    callers = _Callers(server)
     with contextlib.closing(callers):
         while len(there) < place.count - 1 and not problem:
             missing = sorted(set(range(1, place.count)) - set(there))
@@ -106,11 +115,14 @@ def _collect(
                 problem = problem or _unfit(line, there, place)
                 # One that does not fit gets its answer, too.
                 there[-len(there) if problem else line["host"]] = connection, line
-        problem = problem or disagreement([own["facts"], *(there[host][1]["facts"] for host in sorted(there))])
+        if problem is None:
+            text = disagreement([own["facts"], *(there[host][1]["facts"] for host in sorted(there))])
+            problem = UserError(text) if text else None
+        answer = {"problem": str(problem or ""), "missing": isinstance(problem, HostsMissing)}
         for connection, _ in there.values():
             with contextlib.suppress(OSError):
                 connection.settimeout(5.0)
-                connection.sendall(json.dumps({"problem": problem}).encode() + b"\n")
+                connection.sendall(json.dumps(answer).encode() + b"\n")
     return problem, {host: connection for host, (connection, _) in there.items()}
 
 
@@ -164,18 +176,18 @@ def _parsed(data: bytes) -> dict[str, Any] | None:
     return line if fits else None
 
 
-def _unfit(line: dict[str, Any], there: dict[int, Any], place: Place) -> str:
+def _unfit(line: dict[str, Any], there: dict[int, Any], place: Place) -> UserError | None:
     host = line["host"]
     if line["hosts"] != place.count:
         of = f"host {host} was started as one of {line['hosts']} hosts, host 0 as one of {place.count}"
-        return f"{of}. Start the same on all."
+        return UserError(f"{of}. Start the same on all.")
     if host in there or not 0 < host < place.count:
         expected = f"expected hosts 0 to {place.count - 1}, each once"
-        return f"host {host} was started twice; {expected}. Give each its own --host."
-    return ""
+        return UserError(f"host {host} was started twice; {expected}. Give each its own --host.")
+    return None
 
 
-def _report(place: Place, line: dict[str, Any], timeout_s: float) -> tuple[str, dict[int, socket.socket]]:
+def _report(place: Place, line: dict[str, Any], timeout_s: float) -> tuple[UserError | None, dict[int, socket.socket]]:
     """Another host: send the line, and wait for the answer."""
     deadline = time.monotonic() + timeout_s
     while True:
@@ -185,11 +197,13 @@ def _report(place: Place, line: dict[str, Any], timeout_s: float) -> tuple[str, 
                 connection.sendall(json.dumps(line).encode() + b"\n")
                 # The first host keeps the deadline, and may have begun to wait after this one did.
                 connection.settimeout(timeout_s + 5.0)
-                return json.loads(_line(connection))["problem"], {0: connection}
+                answer = json.loads(_line(connection))
+                kind = HostsMissing if answer.get("missing") else UserError
+                return kind(answer["problem"]) if answer["problem"] else None, {0: connection}
             except BaseException:
                 connection.close()
                 raise
-        except (OSError, ValueError, KeyError, TypeError):
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
             if time.monotonic() > deadline:
                 return _missing([0], place, timeout_s), {}
             time.sleep(RETRY_S)
@@ -205,11 +219,11 @@ def _line(connection: socket.socket) -> bytes:
     return data
 
 
-def _missing(missing: list[int], place: Place, timeout_s: float) -> str:
+def _missing(missing: list[int], place: Place, timeout_s: float) -> HostsMissing:
     here = (
         f"got {place.count - len(missing)} of {place.count} hosts" if missing != [0] else f"this is host {place.index}"
     )
-    return (
+    return HostsMissing(
         f"{_hosts(missing)} did not come to {place.address} within {timeout_s:g} s ({here}). Start the same command on "
         "every host; look for an error there, or a firewall between them. --hosts-timeout sets how long to wait."
     )

@@ -16,6 +16,7 @@ import pytest
 
 from launch import cli
 from podracer.checkpoint import Checkpoints
+from tests.launch.hosts import free_port
 
 TINY = ["--batch-per-core", "4", "--unroll-length", "5", "--cores", "2", "--preset", "none"]
 
@@ -465,6 +466,15 @@ def test_a_reader_that_is_gone_is_no_failure():
     done = subprocess.run(["bash", "-c", script], env=environment(), capture_output=True, text=True, timeout=120)
     assert done.stdout.splitlines()[0].startswith("catch") and done.stdout.splitlines()[1] == "0"
     assert done.stderr == ""
+
+
+def test_a_host_whose_others_do_not_come_is_started_again(podracer):
+    """No mistake of the user's, as far as it knows: 71, after which launchers start all again."""
+    line = f"train anakin --env catch --agent ppo --coordinator 127.0.0.1:{free_port()} --hosts 3 --hosts-timeout 1"
+    for host, missing in ((0, "hosts 1, 2"), (2, "host 0")):
+        status, out, err = podracer(*line.split(), "--host", host)
+        assert (status, out, err.count("\n")) == (71, "", 1)
+        assert err.startswith(f"podracer: {missing} did not come to 127.0.0.1:")
 
 
 @pytest.mark.slow
