@@ -233,7 +233,8 @@ TIMEOUT_S = 10
 
 def missing_hosts(times: int, seed: int, folder: pathlib.Path) -> list[Result]:
     """The other one waits for so long as it was told, and says whom for."""
-    result = Result("f", "one of two hosts does not start: the other names it and ends by its deadline, status 71", 0, 0)
+    what = "one of two hosts does not start: the other names it and ends by its deadline, status 71"
+    result = Result("f", what, 0, 0)
     for number in range(times):
         mine, other = number % 2, 1 - number % 2
         began = time.time()
