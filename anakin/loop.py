@@ -176,11 +176,14 @@ class Anakin:
             return jax.lax.optimization_barrier(self._update(agent, jax.lax.optimization_barrier(state)))
 
         state, metrics = jax.lax.scan(update, state, None, self.updates_per_call)
+        # The numbers of all updates at once: where the cores meet over a network, each meeting costs.
+        axis = self.axis_name
+        metrics = CallMetrics(cores.mean(metrics.learner, axis), metrics.episodes.over_cores(axis))
         memory = jax.tree.map(lambda x: x[None], state.learner.memory)
         return state._replace(learner=state.learner._replace(memory=memory)), metrics
 
     def _update(self, agent: Agent, state: AnakinState) -> tuple[AnakinState, CallMetrics]:
-        """The minimal unit: unroll, then learn."""
+        """The minimal unit: unroll, then learn. The metrics are this core's own."""
         axis, batch_size = self.axis_name, self.batch_per_core
         key = jax.random.fold_in(state.key, state.updates)
         core = cores.index(axis)
@@ -208,7 +211,7 @@ class Anakin:
         trajectory = Trajectory(timesteps, outputs, state.actor)
         with profile.scope("learning"):
             learner, metrics = agent.learner_step(state.learner, trajectory, learner_key, axis)
-        metrics = CallMetrics(cores.mean(metrics, axis), EpisodeSums.over(ended, axis))
+        metrics = CallMetrics(metrics, EpisodeSums.of(ended))
         return AnakinState(learner, actor, env, last, episodes, state.key, state.updates + 1), metrics
 
 

@@ -51,7 +51,7 @@ def main() -> None:
     from podracer import config, envs, mesh
 
     mesh.start_backend("cpu")
-    from launch.machine import use_compilation_cache
+    from launch.compiled import use_compilation_cache
 
     use_compilation_cache()
     trainer = importlib.import_module(args.architecture)

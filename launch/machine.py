@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import pathlib
 from typing import Any, Literal
 
+from launch.compiled import use_compilation_cache
 from launch.parse import parse
 from podracer import config, hosts, mesh, plugins
 from podracer.errors import UserError, check_number
@@ -58,17 +58,6 @@ class Machines(Machine):
 
             hosts.agree({"platform": jax.default_backend(), "cores of the host": jax.local_device_count()})
         return number
-
-
-def use_compilation_cache() -> None:
-    """Keep compiled programs between commands, in the user's cache folder: the second start is fast."""
-
-    import jax
-
-    if jax.config.jax_compilation_cache_dir is None:  # type: ignore  # JAX's own variable, or whoever calls this, comes first
-        base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
-        jax.config.update("jax_compilation_cache_dir", os.path.join(base, "podracer", "xla"))
-        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
 
 def run_directory(arguments: list[str], command: str, kind: type, text: str) -> tuple[pathlib.Path, list[str]]:

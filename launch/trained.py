@@ -7,7 +7,8 @@ import json
 import pathlib
 from typing import Any, Literal
 
-from launch.machine import Platform, run_directory, use_compilation_cache, with_blame
+from launch.compiled import use_compilation_cache
+from launch.machine import Platform, run_directory, with_blame
 from launch.parse import parse
 from podracer import config, envs, mesh
 from podracer.errors import UserError, check_number

@@ -63,7 +63,7 @@ def main(arguments: list[str]) -> None:
 def start(platform: str | None, cores: int | None) -> None:
     """Start JAX as the commands do."""
     import muzero  # noqa: F401  # its agents get their names
-    from launch.machine import use_compilation_cache
+    from launch.compiled import use_compilation_cache
     from podracer import mesh
 
     mesh.start_backend(platform, cores)

@@ -93,6 +93,8 @@ def connect(
         return
     check_number("hosts-timeout", timeout_s, minimum=0, exclusive=True)
     roll = rollcall.call(place, _versions(), timeout_s, say)
+    if place.index > 0:
+        rollcall.await_service(place)
     try:
         jax.distributed.initialize(
             place.address,

@@ -55,8 +55,13 @@ def mean_weights(mask: Array, axis_name: str | None) -> Array:
     Losses are sums with these weights. Dividing by each core's own count instead would weigh cores with many
     masked steps too much, and 8 cores would not equal 1.
     """
+    return mask.astype(jnp.float32) * mean_scale(mask, axis_name)
+
+
+def mean_scale(mask: Array, axis_name: str | None) -> Array:
+    """[] what `mean_weights` are where `mask`."""
     count = mesh.total(jnp.sum(mask, dtype=jnp.float32), axis_name)
-    return mask.astype(jnp.float32) * (mesh.num_cores(axis_name) / jnp.maximum(count, 1.0))
+    return mesh.num_cores(axis_name) / jnp.maximum(count, 1.0)
 
 
 def gradient_step(
@@ -122,8 +127,8 @@ def minibatch_epochs(
     Args:
       step: `(learner, minibatch, its statistics) -> (learner, metrics)`.
       batch: leaves [T, N, ...]; N must divide by `minibatches`.
-      statistics: of one minibatch, over all cores; computed for all minibatches of an epoch at once, so that it
-        costs one collective per epoch and not one per step.
+      statistics: a few numbers of one minibatch, over all cores; computed for all minibatches of all epochs at once,
+        so that they cost one collective and not one per step.
 
     Returns:
       The learner, and the metrics averaged over all steps (`nonfinite_updates`: summed).
@@ -137,12 +142,10 @@ def minibatch_epochs(
     def minibatch(order):
         return jax.tree.map(lambda leaf: rows(leaf, order), batch)
 
-    def epoch(learner, key):
-        orders = permutation(key, size).reshape(minibatches, -1)
-        inputs = (orders, jax.vmap(lambda order: statistics(minibatch(order)))(orders))
-        # Minibatches are gathered one by one: a shuffled copy of everything would leave the cache before it is used.
-        return jax.lax.scan(lambda learner, inputs: step(learner, minibatch(inputs[0]), inputs[1]), learner, inputs)
-
-    learner, metrics = jax.lax.scan(epoch, learner, jax.random.split(key, epochs))
+    orders = jax.vmap(lambda key: permutation(key, size))(jax.random.split(key, epochs))
+    orders = orders.reshape(epochs * minibatches, -1)
+    inputs = (orders, jax.vmap(lambda order: statistics(minibatch(order)))(orders))
+    # Minibatches are gathered one by one: a shuffled copy of everything would leave the cache before it is used.
+    learner, metrics = jax.lax.scan(lambda learner, x: step(learner, minibatch(x[0]), x[1]), learner, inputs)
     skipped = jnp.sum(metrics["nonfinite_updates"])
     return learner, {**jax.tree.map(jnp.mean, metrics), "nonfinite_updates": skipped}

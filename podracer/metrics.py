@@ -43,7 +43,7 @@ class Ended(NamedTuple):
 
 
 class EpisodeSums(NamedTuple):
-    """Sums over the episodes that ended in one update, over all cores; a few numbers however long the run."""
+    """Sums over the episodes that ended in one update; a few numbers however long the run."""
 
     count: jax.Array  # [] float32
     returns: jax.Array  # [] sum
@@ -53,19 +53,23 @@ class EpisodeSums(NamedTuple):
     cut: Any = 0.0  # [] episodes truncated by an environment that says it never does
 
     @staticmethod
-    def over(ended: Ended, axis_name: str | None) -> EpisodeSums:
+    def of(ended: Ended) -> EpisodeSums:
         """Sums of `ended` [T, B]."""
         done = ended.done
-        sums = (
+        return EpisodeSums(
             jnp.sum(done, dtype=jnp.float32),
             jnp.sum(jnp.where(done, ended.returns, 0.0)),
             jnp.sum(jnp.where(done, ended.lengths, 0), dtype=jnp.float32),
+            jnp.min(jnp.where(done, ended.returns, jnp.inf)),
+            jnp.max(jnp.where(done, ended.returns, -jnp.inf)),
             jnp.sum(ended.cut, dtype=jnp.float32),
         )
-        smallest = mesh.smallest(jnp.min(jnp.where(done, ended.returns, jnp.inf)), axis_name)
-        largest = mesh.largest(jnp.max(jnp.where(done, ended.returns, -jnp.inf)), axis_name)
-        count, returns, lengths, cut = mesh.total(sums, axis_name)
-        return EpisodeSums(count, returns, lengths, smallest, largest, cut)
+
+    def over_cores(self, axis_name: str | None) -> EpisodeSums:
+        """These of all cores together, of any shape."""
+        count, returns, lengths, cut = mesh.total((self.count, self.returns, self.lengths, self.cut), axis_name)
+        negative, largest = mesh.largest((-self.smallest, self.largest), axis_name)
+        return EpisodeSums(count, returns, lengths, -negative, largest, cut)
 
 
 class ReturnWindow:

@@ -23,6 +23,7 @@ from podracer.places import Place, split
 
 LONGEST_LINE = 100_000  # bytes; whatever else comes to the port is turned away
 RETRY_S = 0.2
+SERVICE_S, SERVICE_RETRY_S = 5.0, 0.05
 SAY_EVERY_S = 10.0
 
 
@@ -65,6 +66,15 @@ def call(place: Place, facts: dict[str, Any], timeout_s: float, say: Callable[[s
             connection.close()
         raise problem
     return Roll(bind, lines)
+
+
+def await_service(place: Place) -> None:
+    """Until the port is open again after the roll call, and JAX's: who asks for it a moment too early asks again only after a second."""
+    until = time.monotonic() + SERVICE_S
+    while time.monotonic() < until:
+        time.sleep(SERVICE_RETRY_S)
+        with contextlib.suppress(OSError), socket.create_connection(split(place.address), timeout=1.0):
+            return
 
 
 def differences(facts: list[dict[str, Any]], names: Sequence[str] | None = None) -> list[str]:

@@ -98,8 +98,9 @@ def pqn(
         targets = returns.lambda_returns(step, config.q_lambda)
         batch = decisions.decisions(experience, step.valid, targets, config.minibatches)
 
-        def gradient_step(learner, minibatch: decisions.Decisions, weight):
+        def gradient_step(learner, minibatch: decisions.Decisions, scale):
             def loss(weights):
+                weight = minibatch.valid * scale
                 q_values = minibatch.unroll(lambda *sequence: unroll(network, weights, *sequence))
                 chosen = jax.nn.one_hot(minibatch.action, num_actions, dtype=bool)
                 q_value = jnp.sum(jnp.where(chosen, q_values, 0.0), -1)
@@ -112,7 +113,7 @@ def pqn(
             gradient_step,
             learner,
             batch,
-            lambda minibatch: learning.mean_weights(minibatch.valid, axis_name),
+            lambda minibatch: learning.mean_scale(minibatch.valid, axis_name),
             key,
             config.epochs,
             config.minibatches,

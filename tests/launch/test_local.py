@@ -287,6 +287,21 @@ def test_a_single_host_that_is_told_to_end_while_it_compiles_can_be_started_agai
     assert status == 2 and "recipe.agent_config.discount is 0.99 there and 0.5 now" in err
 
 
+def test_each_host_keeps_what_it_has_compiled(tmp_path):
+    """JAX lets the first host alone keep programs, and on a CPU the others do not find them: their devices differ."""
+    cache = tmp_path / "cache"
+    line = ["-m", "launch.cli", "launch", "local", "--cores-per-host", 1, "--", *ANAKIN]
+    line += ["--total-steps", 160, "--evaluations", 0]
+    found = []
+    for name in ("one", "two"):
+        process = start([*line, "--run", tmp_path / name], JAX_COMPILATION_CACHE_DIR=str(cache))
+        with running(process):
+            status, _, err = end(process)
+        assert status == 0, err
+        found.append({path.name for path in cache.glob("jit__call-*-cache")})
+    assert len(found[0]) == 2 and found[1] == found[0]  # of each host its own, and nothing new the second time
+
+
 def test_ctrl_c_reaches_all_hosts_and_a_killed_launcher_takes_them_along(tmp_path):
     """130, after a checkpoint; after kill -9 of the launcher nothing is left either."""
     process = launch("--max-restarts", 5, "--", *ANAKIN, *FOR_EVER, "--run", tmp_path / "run")
@@ -301,12 +316,14 @@ def test_ctrl_c_reaches_all_hosts_and_a_killed_launcher_takes_them_along(tmp_pat
     with running(process):
         wait_for_rows(tmp_path / "run", len(rows(tmp_path / "run")) + 1, process)
         pids = children(process.pid)
+        policies = {os.sched_getscheduler(int(one)) for pid in pids for one in os.listdir(f"/proc/{pid}/task")}
         process.kill()
         deadline = time.monotonic() + 10
         while any(map(alive, pids)):
             assert time.monotonic() < deadline
             time.sleep(0.1)
     assert len(pids) == 2
+    assert policies == {os.SCHED_BATCH}  # no thread of theirs interrupts another one
 
 
 def alive(pid: int) -> bool:

@@ -51,6 +51,26 @@ def test_all_are_there():
             connection.close()
 
 
+def test_the_others_wait_for_the_service_of_the_first(monkeypatch):
+    """The port is closed between the roll call and JAX: who asks for it then asks again only a second later."""
+    place = Place(f"127.0.0.1:{free_port()}", 2, 1)
+    opened = []
+
+    def open_later():
+        time.sleep(0.3)
+        opened.append(time.monotonic())
+        server.append(socket.create_server(places.split(place.address)))
+
+    server, opener = [], threading.Thread(target=open_later)
+    opener.start()
+    rollcall.await_service(place)
+    assert opened and time.monotonic() - opened[0] < 5
+    opener.join()
+    server[0].close()
+    monkeypatch.setattr(rollcall, "SERVICE_S", 0.2)
+    rollcall.await_service(place)  # not for ever: JAX has its own deadline
+
+
 def test_who_is_missing_is_named_to_all_that_came(monkeypatch):
     monkeypatch.setattr(rollcall, "SAY_EVERY_S", 0.3)
     said, began = [], time.monotonic()

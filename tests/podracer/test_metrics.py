@@ -136,7 +136,7 @@ def test_sums_over_cores_are_the_sums_over_everything():
     spec = jax.sharding.PartitionSpec(None, mesh.CORE)
 
     def over(ended):
-        return EpisodeSums.over(ended, mesh.CORE)
+        return EpisodeSums.of(ended).over_cores(mesh.CORE)
 
     cores = mesh.over_cores(over, mesh.make(8), (spec,), mesh.REPLICATED)
     for mask in (done, np.zeros_like(done)):
