@@ -146,6 +146,15 @@ class Checkpoints:
         found = self._shelf
         return sorted({shelf.parse(n)[0] for n in found.names() if not isinstance(found.verify(n), Exception)})
 
+    def check_none(self) -> None:
+        """Refuse a folder with complete checkpoints none of which can be read.
+
+        Raises:
+          UserError: it is so; says what is wrong with the newest.
+        """
+        if self._shelf.complete():
+            self._shelf.newest_whole([])
+
     def choose(self, make: Callable[[dict[str, Any]], tuple[T, dict[str, Any]]]) -> tuple[dict[str, Any], T]:
         """`(meta, made)` of the newest checkpoint that is whole and fits; `meta`, `params` and `state` then mean it.
 

@@ -12,6 +12,7 @@ import json
 import os
 import pathlib
 import socket
+import sys
 import time
 from typing import Any
 
@@ -20,10 +21,13 @@ from podracer.errors import UserError
 NAME = "lock"
 TOUCH_S = 30.0
 STALE_S = 300.0  # without a touch, on another machine; a compilation may take minutes
+POLL_S = 1.0
 
 
 class Claim:
     """The right to write to a run directory, from now until `release` or the end of the process.
+
+    Where a machine that may be gone has it, this waits until that one goes on, or its time is over.
 
     Raises:
       UserError: another run has it, or nothing can be written there.
@@ -40,7 +44,7 @@ class Claim:
         holder = _parse(os.read(self._file, 4096))
         alone = _lock(self._file)
         held = not alone if alone is not None else _lives(holder)
-        if held or _lives_elsewhere(holder, self._path):
+        if held or _goes_on_elsewhere(holder, self._path):
             os.close(self._file)
             who = f"process {holder.get('pid', '?')} on {holder.get('host', 'a host')}"
             raise UserError(
@@ -119,8 +123,20 @@ def _lives(holder: dict[str, Any]) -> bool:
     return holder["pid"] != os.getpid()
 
 
-def _lives_elsewhere(holder: dict[str, Any], path: pathlib.Path) -> bool:
-    """Whether the holder is on another machine and has said lately that it goes on."""
+def _goes_on_elsewhere(holder: dict[str, Any], path: pathlib.Path) -> bool:
+    """Whether the holder is on another machine and says that it goes on; waits for that while it has done so lately.
+
+    A run that was killed is often started again within a minute, and on another machine.
+    """
     if not holder or _here(holder):
         return False
-    return time.time() - path.stat().st_mtime < STALE_S
+    first, said = path.stat().st_mtime, False
+    while (left_s := STALE_S - (time.time() - first)) > 0:
+        if not said:
+            who = f"{path.parent} was in use by process {holder.get('pid', '?')} on {holder.get('host', 'a host')} a moment ago"
+            print(f"podracer: {who}; waiting for {left_s:.0f} s to see whether that one is gone", file=sys.stderr)
+            said = True
+        time.sleep(min(POLL_S, left_s))
+        if path.stat().st_mtime != first:
+            return True
+    return False

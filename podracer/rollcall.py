@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import ipaddress
 import json
 import select
 import socket
@@ -122,9 +123,11 @@ def _collect(
                 said = time.monotonic()
                 say(f"waiting for {_hosts(missing)} ({place.count - len(missing)} of {place.count} are here)")
             for connection, line in callers.lines():
+                _leave_out_gone(there)
                 problem = problem or _unfit(line, there, place)
                 # One that does not fit gets its answer, too.
                 there[-len(there) if problem else line["host"]] = connection, line
+            _leave_out_gone(there)
         if problem is None:
             text = disagreement([own["facts"], *(there[host][1]["facts"] for host in sorted(there))])
             problem = UserError(text) if text else None
@@ -134,6 +137,14 @@ def _collect(
                 connection.settimeout(5.0)
                 connection.sendall(json.dumps(answer).encode() + b"\n")
     return problem, {host: connection for host, (connection, _) in there.items()}
+
+
+def _leave_out_gone(there: dict[int, tuple[socket.socket, dict[str, Any]]]) -> None:
+    """A host that has ended since it sent its line is not here any more, and may come again."""
+    lines = {connection: host for host, (connection, _) in there.items()}
+    for connection in select.select(list(lines), [], [], 0)[0]:  # nobody says more than a line: it is the end of one
+        connection.close()
+        del there[lines[connection]]
 
 
 class _Callers:
@@ -245,14 +256,19 @@ def _hosts(numbers: list[int]) -> str:
 
 @contextlib.contextmanager
 def _listening(place: Place) -> Iterator[socket.socket]:
-    """Listen on the address if it is one of this machine's own interfaces, and on that one only; else on all."""
+    """Listen on the address if it is one of this machine's own interfaces, and on that one only; else on all.
+
+    A machine's own name may mean the loopback interface to itself (127.0.1.1 on Debian), and not to the others.
+    """
     name, port = split(place.address)
     try:
         family, _, _, _, target = socket.getaddrinfo(name, port, type=socket.SOCK_STREAM)[0]
     except OSError as error:
         raise UserError(f"coordinator {place.address} has no address: {error}. Give another --coordinator.") from None
     problem = OSError()
-    for bound in (target[:2], ("::" if family == socket.AF_INET6 else "", port)):
+    everywhere = ("::" if family == socket.AF_INET6 else "", port)
+    own_name = ipaddress.ip_address(target[0]).is_loopback and not _is_loopback(name)
+    for bound in (everywhere,) if own_name else (target[:2], everywhere):
         try:
             server = socket.create_server(bound, family=family)
         except OSError as error:
@@ -266,6 +282,14 @@ def _listening(place: Place) -> Iterator[socket.socket]:
     raise UserError(
         f"port {port} of {name} cannot be used: {problem.strerror}. Is another run there? Give another --coordinator."
     )
+
+
+def _is_loopback(name: str) -> bool:
+    """Whether a name is that of the loopback interface for everybody."""
+    try:
+        return ipaddress.ip_address(name).is_loopback
+    except ValueError:
+        return name == "localhost" or name.startswith("localhost.") or name.startswith("ip6-")
 
 
 def _bracketed(name: str) -> str:

@@ -140,7 +140,11 @@ def check_own(changes: dict[str, Any]) -> None:
 
 
 def _resumable(directory: pathlib.Path, content: dict[str, Any]) -> bool:
-    if not (directory / "config.json").is_file() or not open_checkpoints(directory, alone=True).steps():
+    if not (directory / "config.json").is_file():
+        return False
+    checkpoints = open_checkpoints(directory, alone=True)
+    if not checkpoints.steps():
+        checkpoints.check_none()  # those that cannot be read are no reason to begin anew
         return False
     there = config.read(directory)
     names = ("architecture", "recipe", "settings")

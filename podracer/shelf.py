@@ -44,6 +44,10 @@ class Shelf:
         found = [path.name for path in self.directory.iterdir()] if self.directory.exists() else []
         return sorted((name for name in found if _NAME.fullmatch(name)), key=parse)
 
+    def complete(self) -> list[str]:
+        """Those of them that were written to their end, whatever has become of them since."""
+        return [name for name in self.names() if manifest.exists(self.directory / name)]
+
     def verify(self, name: str) -> dict[str, Any] | Exception:
         """The manifest of a checkpoint whose files are all as it says, or what is wrong. Each is read once."""
         if name not in self._verified:

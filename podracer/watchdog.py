@@ -18,6 +18,7 @@ from collections.abc import Callable, Iterator
 from podracer import exits
 
 FAREWELL_S = 5.0  # for the other hosts to hear of it
+PAUSE_S = 3600.0  # how much longer than usual it may take to evaluate and to save
 
 
 def beside(function: Callable[[], None], name: str) -> None:
@@ -57,8 +58,8 @@ class Watchdog:
 
     @contextlib.contextmanager
     def paused(self) -> Iterator[None]:
-        """Do not count what happens inside."""
-        self._last = None
+        """What happens inside may take `PAUSE_S` longer."""
+        self._last = time.monotonic() + PAUSE_S
         yield
         self.beat()
 

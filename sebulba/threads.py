@@ -6,12 +6,13 @@ without a deadline.
 
 from __future__ import annotations
 
+import contextlib
 import faulthandler
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from podracer import exits, hosts
 from podracer.errors import brief
@@ -79,6 +80,13 @@ class Supervisor:
         last, _ = self._beats.get(name, (now, ""))
         self._longest_silence_s = max(self._longest_silence_s, now - last)
         self._beats[name] = (now + patience_s, doing)
+
+    @contextlib.contextmanager
+    def patience(self, doing: str, seconds: float) -> Iterator[None]:
+        """This thread may be silent for so many seconds longer than others while it does this."""
+        self.beat(doing, patience_s=seconds)
+        yield
+        self.beat(f"after {doing}")
 
     def go_on(self, doing: str) -> None:
         """A beat of a thread that works for long.

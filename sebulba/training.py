@@ -11,6 +11,7 @@ from typing import Any
 import jax
 
 from podracer import hosts, mesh, profile, replays, scoring
+from podracer.checkpoint import WRITE_TIMEOUT_S
 from podracer.evaluate import Evaluation, evaluator, shared
 from podracer.facts import memory_of
 from podracer.interruption import Interruption
@@ -140,16 +141,18 @@ class _Training:
             self._row()
         if bad and run.settings.nan == "stop":
             raise NonFiniteLoss(run.updates, run.directory)
-        due = self._saver.due(update.number)
+        # A checkpoint may wait for the one before, and for other hosts that do: no stall as long as that may take.
+        with run.loop.supervisor.patience("saving", WRITE_TIMEOUT_S):
+            due = self._saver.due(update.number)
+        last = update.number == self._last
         if update.number in self._stops:
             self.ask()
+        if due or update.number in self._stops:
             with self._clock.paused():
-                if update.number == self._last and self._evaluations is not None:
+                if last and self._evaluations is not None:
                     self._evaluations.wait()
-                self.save()
-        elif due:
-            with self._clock.paused():
-                self.save()
+                with run.loop.supervisor.patience("saving", WRITE_TIMEOUT_S):
+                    self.save()
         self.drain()
         return stopped
 

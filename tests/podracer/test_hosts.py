@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import json
 import os
 import socket
 import subprocess
@@ -49,6 +50,47 @@ def test_all_are_there():
     for answer in answers.values():
         for connection in answer.lines.values():
             connection.close()
+
+
+def test_a_host_that_ends_during_the_roll_call_is_missing_and_may_come_again():
+    """The first one hears of its end, and does not take it for one that is here, nor for one that is there twice."""
+    address, answers = f"127.0.0.1:{free_port()}", []
+
+    def first():
+        try:
+            answers.append(rollcall.call(Place(address, 3, 0), FACTS, 4.0, print))
+        except UserError as error:
+            answers.append(error)
+
+    def report(host):
+        connection = connected(address)
+        connection.sendall(json.dumps({"host": host, "hosts": 3, "facts": FACTS}).encode() + b"\n")
+        return connection
+
+    for again in (False, True):
+        answers.clear()
+        thread = threading.Thread(target=first)
+        thread.start()
+        report(1).close()
+        time.sleep(0.5)
+        lines = [report(2)] + ([report(1)] if again else [])
+        thread.join(20)
+        if again:
+            assert set(answers[0].lines) == {1, 2}
+        else:
+            assert isinstance(answers[0], rollcall.HostsMissing) and "host 1 did not come" in str(answers[0])
+        for line in (*lines, *(answers[0].lines.values() if again else ())):
+            line.close()
+
+
+def test_a_machines_own_name_may_be_one_for_itself_alone(monkeypatch):
+    """Debian gives it 127.0.1.1, where no other machine can come: then the first host listens everywhere."""
+    real = socket.getaddrinfo
+    here = lambda name, *rest, **more: real("127.0.0.1" if name == "node1" else name, *rest, **more)
+    monkeypatch.setattr(socket, "getaddrinfo", here)
+    for name, everywhere in (("node1", True), ("localhost", False), ("127.0.0.1", False)):
+        with rollcall._listening(Place(f"{name}:{free_port()}", 2, 0)) as server:
+            assert (server.getsockname()[0] in ("0.0.0.0", "::")) == everywhere
 
 
 def test_the_others_wait_for_the_service_of_the_first(monkeypatch):

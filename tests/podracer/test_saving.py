@@ -9,6 +9,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
+import time
 import types
 from typing import Any
 
@@ -17,7 +18,7 @@ import numpy as np
 import pytest
 
 import anakin
-from podracer import checkpoint, manifest, saving, sinks
+from podracer import checkpoint, claim, manifest, saving, sinks
 from podracer.claim import Claim
 from podracer.errors import NotSaved, UserError
 from podracer.saving import Saver
@@ -305,10 +306,10 @@ def test_a_run_whose_best_params_are_damaged_goes_on(tmp_path, capsys):
 def test_a_second_run_is_refused_while_the_first_one_lives(tmp_path):
     """Also in the same process; afterwards the directory is free."""
     train(tmp_path / "run", total_steps=80)
-    claim = Claim(tmp_path / "run")
+    held = Claim(tmp_path / "run")
     with pytest.raises(UserError, match=rf"run directory .* is in use by process {os.getpid()} on .* Stop that run"):
         anakin.resume(tmp_path / "run", cores=2, total_steps=160, sinks=[])
-    claim.release()
+    held.release()
     assert anakin.resume(tmp_path / "run", cores=2, total_steps=160, sinks=[]).steps == 160
 
 
@@ -320,6 +321,24 @@ print("holds", flush=True)
 sys.stdin.readline()
 os.kill(os.getpid(), signal.SIGKILL)
 """
+
+
+@pytest.mark.parametrize("what", ["data", "manifest"])
+def test_a_run_whose_checkpoints_cannot_be_read_is_not_begun_anew(tmp_path, what):
+    """By the command that launchers repeat: it says what is damaged, and touches nothing; mended, it goes on."""
+    directory = tmp_path / "run"
+    train(directory, total_steps=80)
+    (folder,) = [path for path in (directory / "checkpoints").iterdir() if path.is_dir()]
+    files = sorted((path for path in folder.rglob("*") if path.is_file()), key=lambda path: path.stat().st_size)
+    damaged = folder / manifest.NAME if what == "manifest" else files[-1]
+    good, rows = damaged.read_bytes(), (directory / "metrics.jsonl").read_bytes()
+    config = (directory / "config.json").read_bytes()
+    damaged.write_bytes(good[:-1] + bytes([good[-1] ^ 1]))
+    with pytest.raises(UserError, match=r"checkpoint .*80 cannot be read"):
+        train(directory, total_steps=160, or_resume=True)
+    assert (directory / "metrics.jsonl").read_bytes() == rows and (directory / "config.json").read_bytes() == config
+    damaged.write_bytes(good)
+    assert train(directory, total_steps=160, or_resume=True).steps == 160
 
 
 def test_a_killed_run_stands_in_nobodys_way(tmp_path):
@@ -336,32 +355,41 @@ def test_a_killed_run_stands_in_nobodys_way(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("holder", "age_s", "free"),
+    ("holder", "age_s", "goes_on", "waits"),
     [
-        ({"host": "elsewhere", "pid": 1}, 10, False),
-        ({"host": "elsewhere", "pid": 1}, 1000, True),
-        ({"pid": 1}, 10, False),
-        ("garbage", 10, True),
+        ({"host": "elsewhere", "pid": 1}, 10, True, True),
+        ({"host": "elsewhere", "pid": 1}, 10, False, True),
+        ({"host": "elsewhere", "pid": 1}, 1000, False, False),
+        ({"pid": 1}, 10, True, True),
+        ("garbage", 10, False, False),
     ],
 )
-def test_another_machines_run_is_believed_for_a_while(tmp_path, holder, age_s, free):
-    """Where the file system's locks hold for one machine only."""
-    import time
-
-    path = tmp_path / "lock"
+def test_another_machines_run_is_waited_for(tmp_path, monkeypatch, capsys, holder, age_s, goes_on, waits):
+    """Where the file system's locks hold for one machine only: it may have died, or say that it goes on."""
+    path, waited = tmp_path / "lock", []
     path.write_text(holder if isinstance(holder, str) else json.dumps(holder))
     os.utime(path, (time.time() - age_s,) * 2)
-    if free:
-        Claim(tmp_path).release()
-    else:
+    now = time.time()
+
+    def sleep(seconds):
+        waited.append(seconds)
+        if goes_on and sum(waited) > 20:
+            os.utime(path)
+
+    monkeypatch.setattr(claim.time, "sleep", sleep)
+    monkeypatch.setattr(claim.time, "time", lambda: now + sum(waited))
+    if goes_on:
         with pytest.raises(UserError, match="in use by process 1 on"):
             Claim(tmp_path)
+        assert sum(waited) < 30
+    else:
+        Claim(tmp_path).release()
+        assert sum(waited) == pytest.approx(290 if waits else 0, abs=1)
+    assert ("waiting for 290 s to see whether that one is gone" in capsys.readouterr().err) == waits
 
 
 def test_without_locks_the_number_of_the_process_decides(tmp_path, monkeypatch):
     """As some network file systems have none: alive, gone, and of another start of this machine."""
-    from podracer import claim
-
     monkeypatch.setattr(claim, "_lock", lambda file: None)
     for holder, free in (({"pid": os.getppid()}, False), ({"pid": 2**22 + 1}, True), ({"boot": "x"}, True)):
         (tmp_path / "lock").write_text(json.dumps({**claim._me(), "pid": os.getppid(), **holder}))
