@@ -95,7 +95,7 @@ def go_on(
                 result = run.evaluate(10 * settings.eval_episodes, greedy, run.evaluation_seed(2), run.best_params)
                 scoring.absolute(run, result, sinks)
         interruption.reached()
-    interruption.leave(run.directory, run.steps)
+    interruption.leave(run.directory, run.steps, settings.total_steps)
     return run
 
 

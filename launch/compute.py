@@ -12,7 +12,7 @@ from typing import Any
 
 from launch.queued import FAILED, FOREIGN, GONE, LABEL, MISSING, READY, WAITING, State
 from launch.slices import Slice
-from launch.tools import ToolFailed, Tools
+from launch.tools import KEEP_ALIVE, ToolFailed, Tools
 
 IMAGES = "ubuntu-os-accelerator-images"  # Google's project of images with the TPU driver
 WORKER = "http://metadata.google.internal/computeMetadata/v1/instance/attributes/agent-worker-number"
@@ -124,7 +124,8 @@ class InstanceGroup:
 
     def _ssh(self, host: str, script: str) -> list[str]:
         words = ["gcloud", "compute", "ssh", host, f"--project={self._project}", f"--zone={self._zone}"]
-        return [*words, "--quiet", f"--command={script}"]
+        return [*words, "--quiet", *(f"--ssh-flag={flag}" for flag in KEEP_ALIVE), f"--command={script}"]
 
     def _scp(self) -> list[str]:
-        return ["gcloud", "compute", "scp", f"--project={self._project}", f"--zone={self._zone}", "--quiet"]
+        words = ["gcloud", "compute", "scp", f"--project={self._project}", f"--zone={self._zone}", "--quiet"]
+        return [*words, *(f"--scp-flag={flag}" for flag in KEEP_ALIVE)]

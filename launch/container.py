@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from launch import project
+
 USER = 10001  # a number without a name on any host
 PYTHON = "3.11"
 
@@ -21,20 +23,7 @@ ENV JAX_PLATFORMS=tpu PYTHONUNBUFFERED=1
 ENTRYPOINT ["podracer"]
 """
 
-_IGNORE = """\
-# What never goes into the image: history, environments, runs, and whatever may hold a secret.
-.git
-.venv*
-.cache
-runs
-**/__pycache__
-**/.env
-**/.env.*
-**/*.pem
-**/*.key
-**/*credentials*.json
-**/.netrc
-"""
+_IGNORED = "# What never goes into the image: history, environments, runs, and whatever may hold a secret."
 
 
 def files(image: str, folder: str | None, base: str | None = None) -> dict[str, str]:
@@ -42,4 +31,5 @@ def files(image: str, folder: str | None, base: str | None = None) -> dict[str, 
     dockerfile = f"{folder}/Dockerfile" if folder else "Dockerfile"
     base = base or f"python:{PYTHON}-slim-bookworm"
     text = _DOCKERFILE.format(dockerfile=dockerfile, image=image, base=base, python=PYTHON, user=USER)
-    return {"Dockerfile": text, "Dockerfile.dockerignore": _IGNORE}
+    ignored = [_IGNORED, *(f"**/{pattern}" for pattern in (*project.SKIPPED, *project.SECRET))]
+    return {"Dockerfile": text, "Dockerfile.dockerignore": "\n".join(ignored) + "\n"}

@@ -20,9 +20,9 @@ class Fetching(Steps):
         self._tell("fetch the run")
         out, dry = self._plan.out, self._tools.dry_run
         if self._plan.bucket:
-            self._fetch_from_bucket(out)
-            if from_hosts:
+            if from_hosts:  # first: they say why there is nothing in the bucket
                 self._fetch_logs(out)
+            self._fetch_from_bucket(out)
         elif from_hosts:
             self._fetch_from_hosts(out)
         else:
@@ -41,6 +41,8 @@ class Fetching(Steps):
 
     def _fetch_logs(self, out: pathlib.Path) -> None:
         """What every host said, which is not in the bucket."""
+        if not self._tools.dry_run:
+            out.mkdir(parents=True, exist_ok=True)
         try:
             hosts = enumerate(self._slice.hosts())
             log = remote.log(self._name)

@@ -81,16 +81,21 @@ def main(arguments: list[str]) -> None:
     if bucket is None:
         say(needs_bucket(piece) if piece.hosts > 1 else "without --bucket, the run is lost when its pod ends")
     if options.apply:
-        _apply(document, options.dry_run)
+        _apply(document, options)
     elif paths:
         _say_next(options, paths)
 
 
-def _apply(document: str, dry_run: bool) -> None:
+def _apply(document: str, options: Options) -> None:
+    """Create the JobSet. `kubectl apply` would find one of this name that has ended unchanged, and start nothing."""
     try:
-        answer = Tools(dry_run).run(["kubectl", "apply", "-f", "-"], stdin=document)
+        answer = Tools(options.dry_run).run(["kubectl", "create", "-f", "-"], stdin=document)
     except ToolFailed as error:
         say(f"podracer: {error}")
+        if error.says_exists:
+            namespace = ["--namespace", options.namespace] if options.namespace else []
+            first = shlex.join(["kubectl", "delete", "jobset", options.name, *namespace])
+            say(f"To start it again, from its newest checkpoint: {first}")
         sys.exit(1)
     print(answer, end="")
 
@@ -105,7 +110,7 @@ def _say_next(options: Options, paths: list[str]) -> None:
     for words in (
         ["docker", "build", "-f", paths[1], "-t", options.image, "."],
         ["docker", "push", options.image],
-        ["kubectl", "apply", "-f", paths[0]],
+        ["kubectl", "create", "-f", paths[0]],
         follow,
     ):
         print(f"  {shlex.join(words)}")

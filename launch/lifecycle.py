@@ -52,7 +52,7 @@ class Launch(Following):
         fresh, restarts = True, 0
         while True:
             if fresh:
-                self._bring_up()
+                self._bring_up(again=restarts > 0)
             status = self._attempt(stop=not fresh)
             if status == TAKEN:
                 self._there = False
@@ -63,8 +63,8 @@ class Launch(Following):
             fresh = status == TAKEN
             self._again(fresh, status, restarts)
 
-    def _bring_up(self) -> None:
-        self._ask_for_it()
+    def _bring_up(self, again: bool) -> None:
+        self._ask_for_it(again)
         self._await()
         self.copy()
         self.install()
@@ -116,21 +116,40 @@ class Launch(Following):
             self._delete_at_the_end()
             raise
         self._delete_at_the_end()
-        if failure is not None:
+        if failure is not None and status in (0, TAKEN):
             raise failure
+        if failure is not None:  # of a run that failed, its own status says more
+            say(f"podracer: not all of the run could be fetched: {failure}")
 
     def _end_early(self) -> None:
-        """After an error or Ctrl-C: fetch what there is and delete the slice."""
+        """After an error or Ctrl-C: stop what runs, fetch what there is and delete the slice.
+
+        Raises:
+          CutOff: the run is nowhere else, and could not be fetched.
+        """
         if self._tools.dry_run:  # whoever read the commands is gone
             return
-        say("ending early: fetching what there is of the run, then deleting the slice (--keep would leave it)")
+        say("ending early: stopping the run, fetching what there is of it, then deleting the slice (--keep leaves it)")
         try:
             if self._begun:
+                if self._there:
+                    self._stop()
                 self.fetch(from_hosts=self._there)
         except (ToolFailed, UserError) as error:
+            if self._there and self._plan.bucket is None:
+                raise CutOff(f"its run is only on its hosts, and could not be fetched: {error}") from error
             say(f"nothing could be fetched: {error}")
-        finally:
+        except KeyboardInterrupt:  # a second one
             self._delete_at_the_end()
+            raise
+        self._delete_at_the_end()
+
+    def _stop(self) -> None:
+        """Have the training save and end; one that cannot be told is fetched as it is."""
+        try:
+            self._slice.on_all(remote.stop(self._name))
+        except ToolFailed as error:
+            say(f"the run could not be stopped: {error}")
 
     def _delete_at_the_end(self) -> None:
         leftover = f"{self._name} may still be there, and cost money: {self._command('delete')}"

@@ -30,8 +30,8 @@ class Options:
     from_: str | None = dataclasses.field(default=None, metadata={"help": rates.FROM})
     frame_skip: int | None = None
     """Frames per step; None takes what the measurement says, or 4, as on Atari."""
-    reduces_per_update: int = 1
-    """All-reduces of gradients per update: epochs times minibatches for PPO."""
+    reduces_per_update: int | None = None
+    """All-reduces of gradients per update; None takes the epochs times minibatches of what was measured, or 1."""
     link_gb_per_s: float | None = None
     """GB/s out of a chip in one direction over all links; None takes what is known of the generation."""
     out: str = "bench-predict.png"
@@ -55,7 +55,7 @@ def main(arguments: list[str]) -> None:
     facts = _facts(options, piece, measured, skip, source, bandwidth)
     figure = _draw(points, piece, measured, skip, source, bandwidth)
     results.write(out, _rows(points, skip), facts, figure)
-    _print(points, piece, skip, source)
+    _print(points, piece, skip, measured, source)
 
 
 def _measured(options: Options) -> tuple[scaling_model.Measured, int, str]:
@@ -77,7 +77,8 @@ def _measured(options: Options) -> tuple[scaling_model.Measured, int, str]:
         if value is None:
             raise UserError(f"{flag} is missing, and the measurement does not say it. Give {flag}.")
     assert update_s is not None and size is not None
-    measured = scaling_model.Measured(rate.steps_per_s / cores, update_s, size, options.reduces_per_update)
+    reduces = options.reduces_per_update or rate.reduces or 1
+    measured = scaling_model.Measured(rate.steps_per_s / cores, update_s, size, reduces)
     return measured, options.frame_skip or rate.frame_skip, source
 
 
@@ -116,11 +117,14 @@ def _facts(
     }
 
 
-def _print(points: list[scaling_model.Point], piece: slices.Slice, skip: int, source: str) -> None:
+def _print(
+    points: list[scaling_model.Point], piece: slices.Slice, skip: int, measured: scaling_model.Measured, source: str
+) -> None:
     last = points[-1]
     modelled, worst, _ = (100 * each for each in last.efficiency)
     print(f"{TITLE}: {last.cores:,} cores of {piece.generation.name}: {last.steps_per_s[0] * skip:,.0f} frames/s,")
-    print(f"{modelled:.1f} % of perfect scaling ({worst:.1f} % at worst); {source}")
+    sums = f"{measured.reduces_per_update} sum{'s' if measured.reduces_per_update > 1 else ''} of gradients per update"
+    print(f"{modelled:.1f} % of perfect scaling ({worst:.1f} % at worst) with {sums}; {source}")
     price = prices.find(piece, None, False)
     if price is not None:
         per_hour = price.usd * piece.chips

@@ -58,7 +58,8 @@ def packing(source: pathlib.Path, out: str) -> str:
         listed = f"git -C {here} ls-files -z --cached --others --exclude-standard"
         return f"{listed} | tar -czf {out} {secrets} -C {here} --null -T -"
     skipped = " ".join(f"--exclude={shlex.quote(pattern)}" for pattern in SKIPPED)
-    return f"tar -czf {out} --exclude={out} {secrets} {skipped} -C {here} ."
+    # The file first: tar notices a folder that gets one while it is read.
+    return f": > {out} && tar -czf {out} --exclude={out} {secrets} {skipped} -C {here} ."
 
 
 def unpacking(archive: pathlib.Path, out: pathlib.Path, host: int) -> str:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from launch.slices import Slice
-from launch.tools import Tools
+from launch.tools import KEEP_ALIVE, Tools
 
 LABEL = "podracer-launch"
 WAITING, READY, GONE, FAILED, MISSING, FOREIGN = "waiting", "ready", "gone", "failed", "missing", "foreign"
@@ -102,10 +102,11 @@ class QueuedResource:
 
     def _ssh(self, worker: str, script: str) -> list[str]:
         words = ["gcloud", "compute", "tpus", "tpu-vm", "ssh", self.name, *self._where, f"--worker={worker}"]
-        return [*words, "--quiet", f"--command={script}"]
+        return [*words, "--quiet", *(f"--ssh-flag={flag}" for flag in KEEP_ALIVE), f"--command={script}"]
 
     def _scp(self) -> list[str]:
-        return ["gcloud", "compute", "tpus", "tpu-vm", "scp", *self._where, "--quiet"]
+        words = ["gcloud", "compute", "tpus", "tpu-vm", "scp", *self._where, "--quiet"]
+        return [*words, *(f"--scp-flag={flag}" for flag in KEEP_ALIVE)]
 
 
 def _is_ours(found: dict[str, Any], name: str) -> bool:

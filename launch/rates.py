@@ -27,6 +27,7 @@ class Rate(NamedTuple):
     update_s: float | None  # length of one update
     params_bytes: int | None
     source: str  # whose measurement it is, and on what, in words
+    reduces: int | None = None  # sums of gradients over the cores per update; None where nobody said
 
     @property
     def frames_per_s(self) -> float:
@@ -77,7 +78,23 @@ def of_run(path: pathlib.Path) -> Rate:
     devices = content.get("devices", "devices unknown")
     if cores != content.get("num_cores"):
         devices += f", later {cores} cores"
-    return Rate(speed, skip, cores, update_s, None, f"measured by the run {path.name} on {devices}, {when}")
+    settings = content.get("settings") or {}
+    if settings.get("seeds", 1) > 1 or settings.get("sweep"):
+        update_s = None  # many runs at once, each with the updates of one
+    source = f"measured by the run {path.name} on {devices}, {when}"
+    return Rate(speed, skip, cores, update_s, None, source, _reduces(content))
+
+
+def _reduces(content: dict[str, Any]) -> int | None:
+    """By the recipe in what a run or a measurement says of itself."""
+    recipe = content.get("recipe") or {}
+    try:
+        default = config.default_of(config.agent_maker(recipe.get("agent", "")), "config")
+    except UserError:  # of a library that is not here
+        return None
+    chosen = recipe.get("agent_config") or {}
+    epochs, minibatches = (chosen.get(name, getattr(default, name, None)) for name in ("epochs", "minibatches"))
+    return epochs * minibatches if epochs and minibatches else None
 
 
 def _rows(path: pathlib.Path) -> list[dict[str, Any]]:
@@ -119,7 +136,8 @@ def _from_json(path: pathlib.Path) -> Rate:
         raise UserError(f"--from {path} has no steps_per_s above 0. Choose another --from.")
     skip, update_s = content.get("frame_skip") or 1, content.get("update_s")
     source = f"measured in {path.name} on {content.get('devices', 'devices unknown')}"
-    return Rate(float(speed), int(skip), content.get("num_cores"), update_s, content.get("params_bytes"), source)
+    cores, size = content.get("num_cores"), content.get("params_bytes")
+    return Rate(float(speed), int(skip), cores, update_s, size, source, _reduces(content))
 
 
 def measure(env_name: str, agent_name: str, seconds: float, cores: int | None = None) -> Rate:

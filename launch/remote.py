@@ -20,12 +20,12 @@ _OR_SAY_SO = f"trap '[ $? = 0 ] || echo {FAILED} >&2' EXIT"
 # Google's own way to install gcsfuse, which the images do not bring.
 GCSFUSE = """\
 if ! command -v gcsfuse > /dev/null; then
-  curl -fsSL https://packages.cloud.google.com/apt/doc/apt-key.gpg | \
+  curl -fsSL --retry 5 https://packages.cloud.google.com/apt/doc/apt-key.gpg | \
 sudo tee /usr/share/keyrings/cloud.google.asc > /dev/null
   echo "deb [signed-by=/usr/share/keyrings/cloud.google.asc] https://packages.cloud.google.com/apt \
 gcsfuse-$(lsb_release -cs) main" | sudo tee /etc/apt/sources.list.d/gcsfuse.list > /dev/null
-  sudo apt-get update -qq
-  sudo apt-get install -qq -y gcsfuse
+  again sudo apt-get -o DPkg::Lock::Timeout=300 update -qq
+  again sudo apt-get -o DPkg::Lock::Timeout=300 install -qq -y gcsfuse
 fi"""
 
 
@@ -52,9 +52,12 @@ def install(name: str, requirement: str, constraints: str | None, bucket: str | 
         f"mkdir -p {folder(name)}",
         f"cd {folder(name)}",
         f"tar -xzf ../../{archive(name)}",
-        f"{PIP} uv || {PIP} --break-system-packages uv",
-        f"python3 -m uv venv --quiet --allow-existing --python {PYTHON} .venv",
-        f"python3 -m uv pip install --quiet --python .venv/bin/python {pins}{shlex.quote(requirement)}",
+        # One of many hosts often cannot reach a registry for a moment.
+        'again() { for wait in 5 20 60; do "$@" && return; sleep $wait; done; "$@"; }',
+        f"get_uv() {{ {PIP} uv || {PIP} --break-system-packages uv; }}",
+        "again get_uv",
+        f"again python3 -m uv venv --quiet --allow-existing --python {PYTHON} .venv",
+        f"again python3 -m uv pip install --quiet --python .venv/bin/python {pins}{shlex.quote(requirement)}",
     ]
     if bucket:
         lines += [GCSFUSE, *_mount(bucket)]
@@ -75,7 +78,8 @@ def start(name: str, command: list[str], bucket: str | None, mark: str) -> str:
     """Start the command, once, detached from this connection; nothing where a script with this mark has done so."""
     settings = " ".join(f"{key}={value}" for key, value in ENVIRONMENT.items())
     words = shlex.join([".venv/bin/podracer", *command[1:]])
-    inner = f"{words} >> train.log 2>&1; echo $? > status.new; mv status.new status"
+    # `stop` sends SIGTERM to all of them; the shell stays, for the status.
+    inner = f"trap : TERM; {words} >> train.log 2>&1; echo $? > status.new; mv status.new status"
     return "\n".join(
         [
             "set -e",
@@ -146,5 +150,7 @@ def end_of_log(name: str, lines: int) -> str:
 
 def pack(name: str) -> str:
     """Put the run directory of this host into one file."""
-    lines = ["set -e", _OR_SAY_SO, f"cd {folder(name)}", "mkdir -p run", "tar -czf run.tar.gz run train.log"]
+    # 1: a file changed or went away meanwhile, as checkpoints do where the training goes on.
+    tar = "tar -czf run.tar.gz run train.log || [ $? = 1 ]"
+    lines = ["set -e", _OR_SAY_SO, f"cd {folder(name)}", "mkdir -p run", tar]
     return "\n".join(lines)

@@ -15,7 +15,7 @@ from podracer.errors import check_number
 
 WORD = Form(r"[A-Za-z0-9._-]+", "letters, digits, ., _ and -, as in gpu_long")
 TIME = Form(r"(\d+-)?\d{1,2}(:\d{2}){1,2}|\d+", "minutes, HOURS:MINUTES:SECONDS or DAYS-HOURS:MINUTES, as in 04:00:00")
-FOLDER = Form(r"[A-Za-z0-9._/~-]+", "a path of letters, digits, ., _, - and ~, as in /shared/run1")
+FOLDER = Form(r"[A-Za-z0-9._/-]+", "a path of letters, digits, ., _ and -, as in /shared/run1")
 GRES = Form(r"[A-Za-z0-9._:,-]+", "resources as Slurm writes them, as in gpu:8")
 AGAIN = (exits.INTERNAL, exits.PEER_LOST, exits.STALLED, exits.PREEMPTED, exits.ABORTED, 137)  # worth restarting
 
@@ -31,8 +31,19 @@ _SCRIPT = """\
 #SBATCH --signal=TERM@60
 
 # JAX finds the other hosts by Slurm's own variables. One host that fails lets the others see it and save.
-srun --kill-on-bad-exit=0 {command}
+# srun ends with the highest status of all hosts: one that ends for good ({final}) says so in a file.
+final={name}-$SLURM_JOB_ID.final
+rm -f "$final"
+srun --kill-on-bad-exit=0{srun} sh -c '
+  trap : TERM  # which is for the program, and reaches this shell, too
+  final=$1; shift; "$@"; status=$?
+  case $status in {final}) echo "$status" > "$final" ;; esac
+  exit $status' sh "$final" {command}
 status=$?
+if [ -s "$final" ]; then
+  status=$(tail -n 1 "$final")
+  rm -f "$final"
+fi
 
 # The same command again goes on from the newest checkpoint; bad input ({bad_input}) would only fail again.
 case $status in
@@ -115,6 +126,9 @@ def render(options: Options, command: list[str]) -> str:
         max_restarts=options.max_restarts,
         preempted=exits.PREEMPTED,
         bad_input=exits.BAD_INPUT,
+        final=f"{exits.BAD_INPUT}|{exits.NOT_FINITE}",
+        # Since Slurm 22.05 srun does not take it from the job.
+        srun="" if options.cpus_per_task is None else f" --cpus-per-task={options.cpus_per_task}",
         again="|".join(map(str, AGAIN)),
     )
 

@@ -136,9 +136,21 @@ class Steps:
                 f"{self._command('delete')}"
             )
 
-    def _ask_for_it(self) -> None:
+    def _ask_for_it(self, again: bool = False) -> None:
+        """Create it; once more than at first, also where the cloud does not answer."""
+
+        def once(words: list[str]) -> None:
+            try:
+                self._tools.run(words)
+            except ToolFailed as error:
+                if not (again and error.says_exists):  # a try before, whose answer was lost
+                    raise
+
         for words in self._plan.create:
-            self._tools.run(words)
+            if again:
+                patience.keep_trying(lambda words=words: once(words), HOSTS_S, final=lambda error: False)
+            else:
+                once(words)
 
     def _await(self) -> None:
         """Wait until the slice is ready."""
@@ -159,7 +171,7 @@ class Steps:
                 raise ToolFailed(words, 0, f"ERROR: the slice cannot be had: {state.text}")
             if state.kind == GONE:  # taken away before it was used: ask again
                 self.delete()
-                self._ask_for_it()
+                self._ask_for_it(again=True)
             time.sleep(POLL_S)
         raise ToolFailed(words, 0, f"ERROR: no slice after {self._plan.wait_s / 3600:g} hours: {before}")
 

@@ -72,7 +72,7 @@ def main(arguments: list[str]) -> None:
     facts = figures.look(list(tasks.values()), list(tasks.values()))
     alone = facts["platform"] != "cpu"
     good = figures.whole(figures.measure({name: [each] for name, each in tasks.items()}, options.rounds, alone))
-    rows = [row(point, good[point.name], facts["frame_skip"]) for point in plan if point.name in good]
+    rows = [row(point, good[point.name], facts) for point in plan if point.name in good]
     content = {"figure": "sweep", "settings": dataclasses.asdict(options), "recipe": recipe, "rows": rows}
     content |= figures.by_point(good) | facts
     content |= headline(options, rows, facts)
@@ -116,11 +116,15 @@ def task(options: Options, recipe: dict[str, Any], point: Point) -> Task:
     return Task(options.architecture, recipe, settings, cores, options.platform, point.alone, options.seconds)
 
 
-def row(point: Point, measured: turns.Measured, frame_skip: int) -> dict[str, Any]:
-    """A line of the table."""
+def row(point: Point, measured: turns.Measured, facts: dict[str, Any]) -> dict[str, Any]:
+    """A line of the table. Training is measured over all hosts, environments alone on one: as many times as much."""
     where: dict[str, Any] = {"what": ALONE if point.alone else "training"}
     where |= {column(axis): value for axis, value in point.values.items()} | {"rounds": len(measured.blocks)}
-    return where | figures.columns(measured, frame_skip)
+    found = figures.columns(measured, facts["frame_skip"])
+    if point.alone:
+        rates = [name for name in found if "_per_s_" in name]
+        found |= {name: found[name] * facts["processes"] for name in rates}
+    return where | found
 
 
 def headline(options: Options, rows: list[dict[str, Any]], facts: dict[str, Any]) -> dict[str, Any]:
@@ -129,10 +133,16 @@ def headline(options: Options, rows: list[dict[str, Any]], facts: dict[str, Any]
     if not trained:
         return {}
     best = max(trained, key=lambda row: row["steps_per_s_median"])
-    cores = facts["local_devices"] if options.cores == "auto" else int(options.cores)
-    batches = cores if options.architecture == "anakin" else options.threads_per_core * options.actor_cores
+    cores = num_cores(options, facts)
+    actors = options.threads_per_core * options.actor_cores * facts["processes"]
+    batches = cores if options.architecture == "anakin" else actors
     steps = best.get("batch_size", options.batch_size) * best.get("unroll_length", options.unroll_length) * batches
     return figures.headline(best["steps_per_s_median"], cores, steps)
+
+
+def num_cores(options: Options, facts: dict[str, Any]) -> int:
+    """Of all hosts."""
+    return facts["processes"] * (facts["local_devices"] if options.cores == "auto" else int(options.cores))
 
 
 def column(axis: str) -> str:
@@ -162,7 +172,7 @@ def draw(options: Options, rows: list[dict[str, Any]], facts: dict[str, Any]) ->
 
 def title(options: Options, facts: dict[str, Any]) -> str:
     """What was measured, and on what."""
-    cores = facts["local_devices"] if options.cores == "auto" else int(options.cores)
+    cores = num_cores(options, facts)
     fewer = "" if facts["platform"] != "cpu" else "virtual " if cores > facts["processors"] else ""
     plural = "s" if cores > 1 else ""
     return f"{figures.named(options)}, {options.architecture}, {cores} {fewer}{facts['device_kind']} core{plural}"

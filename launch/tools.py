@@ -26,6 +26,10 @@ INSTALL = {
 }
 
 
+# A connection that has died without a word (a laptop that slept) breaks off after two minutes.
+KEEP_ALIVE = ("-o ServerAliveInterval=30", "-o ServerAliveCountMax=4")
+
+
 class ToolFailed(RuntimeError):
     """A program ended with an error: its own words, and the command as typed."""
 
@@ -39,7 +43,10 @@ class ToolFailed(RuntimeError):
         super().__init__(f"{short} ended with status {status}: {error}")
         self.status = status
         # A resource, not a machine's name: that may be found again.
-        self.says_not_found = "NOT_FOUND" in text or "was not found" in text
+        # The last is of a folder in a bucket.
+        said = ("NOT_FOUND", "was not found", "Did not find existing container", "not found: 404")
+        self.says_not_found = any(words in text for words in said)
+        self.says_exists = any(words in text for words in ("ALREADY_EXISTS", "already exists"))
 
 
 class Tools:

@@ -133,8 +133,9 @@ def _goes_on_elsewhere(holder: dict[str, Any], path: pathlib.Path) -> bool:
     first, said = path.stat().st_mtime, False
     while (left_s := STALE_S - (time.time() - first)) > 0:
         if not said:
-            who = f"{path.parent} was in use by process {holder.get('pid', '?')} on {holder.get('host', 'a host')} a moment ago"
-            print(f"podracer: {who}; waiting for {left_s:.0f} s to see whether that one is gone", file=sys.stderr)
+            who = f"process {holder.get('pid', '?')} on {holder.get('host', 'a host')}"
+            what = f"{path.parent} was in use by {who} a moment ago"
+            print(f"podracer: {what}; waiting for {left_s:.0f} s to see whether that one is gone", file=sys.stderr)
             said = True
         time.sleep(min(POLL_S, left_s))
         if path.stat().st_mtime != first:

@@ -9,7 +9,8 @@ import sys
 import threading
 from typing import Any
 
-from podracer import exits, hosts
+from podracer import config, exits, hosts
+from podracer.errors import UserError
 
 
 class Interruption:
@@ -52,13 +53,30 @@ class Interruption:
                 self.signal = self._got
         return self.signal is not None
 
-    def leave(self, directory: pathlib.Path | None, steps: int) -> None:
-        """Raise what the signal asks for, now that everything is saved; nothing without a signal."""
+    def leave(self, directory: pathlib.Path | None, steps: int, total_steps: int) -> None:
+        """Raise what the signal asks for, now that everything is saved; nothing without a signal.
+
+        Args:
+          directory: of the run.
+          steps: that were made.
+          total_steps: that were to be made.
+        """
         if self.signal is None:
             return
-        rest = f"; go on with: podracer resume {directory}" if directory is not None else ""
+        rest = ""
+        if directory is not None:
+            rest = f"; go on with: podracer resume {directory}{_end(directory, total_steps)}"
         text = f"stopped at {steps:,} steps{rest}"
         if self.signal == signal.SIGINT:
             raise KeyboardInterrupt(text)
         print(text, file=sys.stderr, flush=True)
         raise SystemExit(exits.PREEMPTED)
+
+
+def _end(directory: pathlib.Path, total_steps: int) -> str:
+    """The flag for an end that is not the one which the run began with."""
+    try:
+        begun_with = config.read(directory)["settings"]["total_steps"]
+    except (UserError, KeyError):  # another host has the directory
+        return ""
+    return "" if begun_with == total_steps else f" --total-steps {total_steps}"

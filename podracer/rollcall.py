@@ -70,7 +70,10 @@ def call(place: Place, facts: dict[str, Any], timeout_s: float, say: Callable[[s
 
 
 def await_service(place: Place) -> None:
-    """Until the port is open again after the roll call, and JAX's: who asks for it a moment too early asks again only after a second."""
+    """Until the port is open again after the roll call, and JAX's.
+
+    JAX, where it asks for the port a moment too early, asks again only after a second.
+    """
     until = time.monotonic() + SERVICE_S
     while time.monotonic() < until:
         time.sleep(SERVICE_RETRY_S)

@@ -221,8 +221,19 @@ def check_unfinished(directory: pathlib.Path, settings: RunSettings, meta: dict[
     Raises:
       Finished: it is so.
     """
-    if meta["steps"] >= settings.total_steps and not meta["evaluation_due"]:
+    done = meta["steps"] >= settings.total_steps and not meta["evaluation_due"]
+    if done and not hosts.on_first(lambda: _lacks_score(directory, settings, meta["steps"])):
         raise Finished(
             f"{directory} is finished: it has {meta['steps']:,} of {settings.total_steps:,} steps. "
             "Give a larger --total-steps to go on."
         )
+
+
+def _lacks_score(directory: pathlib.Path, settings: RunSettings, steps: int) -> bool:
+    """Whether the run ended before its best params got their last score."""
+    best = open_checkpoints(directory, "best", 1, settings.checkpoint_dir, alone=True)
+    path = directory / "metrics.jsonl"
+    if not settings.evaluations or not best.names() or not path.is_file():
+        return False
+    with path.open(errors="replace") as lines:
+        return not any('"absolute_' in line and f'"steps": {steps},' in line for line in lines)

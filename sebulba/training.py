@@ -86,7 +86,7 @@ def go_on(
             with contextlib.suppress(_Interrupted):
                 measure = _measure(run, ABSOLUTE_TIMES * settings.eval_episodes, lambda: _raise_if(interruption))
                 scoring.absolute(run, measure(run.best_params, run.evaluation_seed(2)), sinks)
-    interruption.leave(run.directory, run.steps)
+    interruption.leave(run.directory, run.steps, settings.total_steps)
     return run
 
 

@@ -163,6 +163,8 @@ def main(words):
     text = " ".join(words)
     if "rsync" in words:
         source, target = words[-2:]
+        if not os.path.isdir(path("buckets", source.removeprefix("gs://"))):
+            end(f"ERROR: (gcloud.storage.rsync) Did not find existing container at: {source}")
         sys.exit(
             os.spawnv(os.P_WAIT, "/bin/cp", ["cp", "-r", path("buckets", source.removeprefix("gs://"), "."), target])
         )

@@ -8,7 +8,7 @@ import json
 
 import pytest
 
-from launch import figures, points, scaling, sweep, worker
+from launch import figures, points, scaling, sweep, turns, worker
 from podracer import mesh
 from podracer.errors import UserError
 from podracer.facts import PACKAGES
@@ -271,6 +271,15 @@ def test_a_sweep_varies_one_thing_and_its_lines_another():
     assert found[0].recipe["network"] == "muzero"  # of the preset for Catch
     facts = traced(sweep.Options, agent="gumbel-muzero", agent_options={"num_simulations": 2})
     assert sweep.title(chosen, facts | {"local_devices": 3, "processors": 2}).endswith("3 virtual cpu cores")
+    # On four hosts the speed is that of all of them, and so are the cores; environments alone are one host's.
+    four = facts | {"local_devices": 4, "processes": 4, "platform": "tpu", "device_kind": "TPU v5e"}
+    assert sweep.title(chosen, four).endswith("16 TPU v5e cores")
+    blocks = [{"steps": 100.0, "seconds": 1.0, "steps_per_s": 100.0, "cpu_seconds": 1.0}]
+    measured = turns.Measured.of(blocks, {"compile_s": 1.0}, 1.0)
+    trained, alone = (sweep.row(sweep.Point({"batch-size": 8}, alone), measured, four) for alone in (False, True))
+    assert (trained["steps_per_s_median"], alone["steps_per_s_median"]) == (100, 400)
+    found = sweep.headline(options(sweep.Options, batch_size=8, unroll_length=5), [trained], four)
+    assert (found["num_cores"], found["update_s"]) == (16, 16 * 8 * 5 / 100)
 
 
 def test_bench_alone_lists_its_figures(capsys):

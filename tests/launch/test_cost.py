@@ -69,6 +69,24 @@ def test_a_run_tells_its_own_speed(tmp_path, capsys):
     assert found["source"] == "measured by the run run on 2 cpu cores, 2026-11-29"
 
 
+def test_a_run_tells_how_often_its_update_sums_gradients(tmp_path, capsys):
+    """Epochs times minibatches, those that are not given being the agent's own; many runs at once have no update."""
+    path = run_directory(tmp_path / "run")
+    content = json.loads((path / "config.json").read_text())
+    predict = ["predict", "--from", path, "--params-bytes", "60000", "--out", tmp_path / "x.png"]
+    both = {"epochs": 3, "minibatches": 2}
+    for agent, changed, sums in (("ppo", {"minibatches": 8}, 32), ("pqn", both, 6), ("a2c", {}, 1)):
+        recipe = {"agent": agent, "agent_config": changed}
+        (path / "config.json").write_text(json.dumps(content | {"recipe": recipe}))
+        assert bench(*predict) == 0
+        assert f"with {sums} sum{'s' if sums > 1 else ''} of gradients per update" in capsys.readouterr().out
+    assert bench(*predict, "--reduces-per-update", "5") == 0
+    assert "with 5 sums of gradients" in capsys.readouterr().out
+    (path / "config.json").write_text(json.dumps(content | {"settings": {"seeds": 8}}))
+    assert bench(*predict) == 2
+    assert "--update-ms is missing, and the measurement does not say it" in capsys.readouterr().err
+
+
 def test_a_run_that_went_on_elsewhere_tells_the_speed_of_its_last_cores(tmp_path):
     """Eight cores, then two, then four: whose update is of twice the steps. All are those of all hosts."""
     path, rows = run_directory(tmp_path / "run", num_cores=8), []

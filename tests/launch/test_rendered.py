@@ -238,37 +238,52 @@ def test_kubectl_and_sbatch_get_the_document_on_their_input(here, tmp_path, monk
         (bin_ / name).chmod(0o755)
     monkeypatch.setenv("PATH", f"{bin_}:{os.environ['PATH']}")
     status, out, _ = launch(f"gke --name run1 --type v4-8 --image r/podracer:1 --apply {TRAIN}", capfd)
-    assert status == 0 and out.endswith("kubectl apply -f -\n")
+    assert status == 0 and out.endswith("kubectl create -f -\n")
     assert yaml.safe_load((tmp_path / "kubectl.in").read_text())["kind"] == "JobSet"
+    there = 'Error from server (AlreadyExists): error when creating "STDIN": jobsets "run1" already exists'
+    (bin_ / "kubectl").write_text(f"#!/bin/sh\necho '{there}' >&2; exit 1\n")
+    status, _, err = launch(f"gke --name run1 --type v4-8 --image r/podracer:1 --apply --namespace rl {TRAIN}", capfd)
+    assert (
+        status == 1 and "start it again, from its newest checkpoint: kubectl delete jobset run1 --namespace rl" in err
+    )
     status, out, _ = launch(f"slurm --name run1 --submit {TRAIN}", capfd)
     assert (status, out) == (0, "sbatch \n")
     assert (tmp_path / "sbatch.in").read_text().startswith("#!/bin/bash\n#SBATCH --job-name=run1")
 
 
 @pytest.mark.parametrize(
-    "status, restarts, requeued",
+    "statuses, restarts, status, requeued",
     [
-        (75, 0, True),
-        (71, 1, True),
-        (73, 0, True),
-        (134, 0, True),
-        (75, 2, False),
-        (2, 0, False),
-        (72, 0, False),
-        (0, 0, False),
+        ((75,), 0, 75, True),
+        ((71, 71), 1, 71, True),
+        ((73, 71), 0, 73, True),
+        ((0, 134), 0, 134, True),
+        ((75, 75), 2, 75, False),
+        ((2,), 0, 2, False),
+        ((2, 71), 0, 2, False),
+        ((71, 72), 0, 72, False),
+        ((72, 134), 0, 72, False),
+        ((0, 0), 0, 0, False),
     ],
 )
-def test_the_sbatch_script_requeues_what_it_should(here, tmp_path, capfd, status, restarts, requeued):
-    """Run by bash, with an srun that ends so."""
-    script = launch(f"slurm --name run1 --max-restarts 2 {TRAIN}", capfd)[1].partition("\n")[2]
+def test_the_sbatch_script_requeues_what_it_should(here, tmp_path, capfd, statuses, restarts, status, requeued):
+    """Run by bash, with hosts that end so and an srun that ends with the highest of their statuses."""
+    script = launch(f"slurm --name run1 --max-restarts 2 --cpus-per-task 4 {TRAIN}", capfd)[1].partition("\n")[2]
     bin_ = tmp_path / "bin"
     bin_.mkdir()
-    for name, text in (("srun", f"exit {status}"), ("scontrol", 'echo "$*" > requeued')):
+    srun = f"""[ "$1 $2" = "--kill-on-bad-exit=0 --cpus-per-task=4" ] || exit 99
+        shift 2; worst=0
+        for own in {" ".join(map(str, statuses))}; do
+            OWN=$own "$@"; found=$?; [ $found -gt $worst ] && worst=$found
+        done; exit $worst"""
+    programs = {"srun": srun, "scontrol": 'echo "$*" > requeued', "podracer": "kill -TERM $PPID; exit $OWN"}
+    for name, text in programs.items():
         (bin_ / name).write_text(f"#!/bin/sh\n{text}\n")
         (bin_ / name).chmod(0o755)
     settings = {"PATH": f"{bin_}:/usr/bin:/bin", "SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": str(restarts)}
     done = subprocess.run(["bash"], input=script, text=True, env=settings, cwd=tmp_path, capture_output=True)
-    assert done.returncode == status
+    assert done.returncode == status, done.stderr
+    assert not list(tmp_path.glob("*.final"))
     path = tmp_path / "requeued"
     assert (path.read_text() if path.exists() else "") == ("requeue 17\n" if requeued else "")
 

@@ -147,7 +147,7 @@ def test_all_steps_in_a_row(cloud, capfd):
     out, err = capfd.readouterr()
     assert out == "1,000 steps\n2,000 steps\n"  # of the first host alone
     assert "$7.68 per hour" in err and "run1: PROVISIONING" in err
-    assert verbs(cloud) == ["create", "scp", "ssh", "ssh", "ssh", "ssh", "rsync", "scp", "scp", "delete"]
+    assert verbs(cloud) == ["create", "scp", "ssh", "ssh", "ssh", "ssh", "scp", "scp", "rsync", "delete"]
     create = next(call for call in calls(cloud) if "create" in call)
     assert create[:5] == ["compute", "tpus", "queued-resources", "create", "run1"]
     flags = {"--zone=us-west4-a", "--accelerator-type=v5litepod-16", "--labels=podracer-launch=run1", "--spot"}
@@ -444,10 +444,14 @@ def test_an_instance_group_that_is_stopped_is_replaced(cloud):
     assert (cloud / "count-0").read_text() == "2\n"
 
 
-def test_ctrl_c_fetches_what_there_is_and_deletes(cloud):
-    """In a process of its own, in the middle of following."""
-    attempts(cloud, "echo working; sleep 30")
-    script = "import sys; from launch import cli, following; following.ASK_S = 0.05; cli.main(sys.argv[1:])"
+@pytest.mark.parametrize("broken", [False, True])
+def test_ctrl_c_stops_the_run_fetches_it_and_deletes(cloud, broken):
+    """In a process of its own, in the middle of following; a run that is nowhere else and cannot be fetched stays."""
+    saves = "trap 'sleep 0.3; echo saved > \"$run/saved\"; exit 75' TERM; echo working; while :; do sleep 0.1; done"
+    broke = """printf '{"tpu-vm scp": 1000}' > "$FAKE_CLOUD/flaky"; """
+    attempts(cloud, (broke if broken else "") + saves)
+    quick = "following.ASK_S = 0.05; steps.HOSTS_S = 2; patience.FIRST_WAIT_S = 0.1"
+    script = f"import sys; from launch import cli, following, patience, steps; {quick}; cli.main(sys.argv[1:])"
     root = str(pathlib.Path(__file__).parents[2])
     words = [sys.executable, "-c", script, "launch", "tpu-vm", *WHERE, *ONE, *TRAIN]
     process = subprocess.Popen(
@@ -457,10 +461,39 @@ def test_ctrl_c_fetches_what_there_is_and_deletes(cloud):
     time.sleep(0.5)  # the follower may be quicker to say so than its starter to wait for it
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
     assert "ending early" in err and "Traceback" not in err
-    assert verbs(cloud)[-1] == "delete" and not (cloud / "state").exists()
-    assert pathlib.Path("runs/run1/config.json").exists()
+    if broken:
+        assert (cloud / "hosts/0/podracer/run1/status").read_text() == "75\n"
+        assert process.returncode == 1 and "IS LEFT AS IT IS, AND COSTS MONEY" in err
+        assert "delete" not in verbs(cloud) and (cloud / "state").exists()
+        (cloud / "flaky").unlink()  # the connection is mended
+        assert launch("fetch", *WHERE) == 0
+    else:
+        assert process.returncode == 130, err
+        assert verbs(cloud)[-1] == "delete" and not (cloud / "state").exists()
+    assert pathlib.Path("runs/run1/saved").read_text() == "saved\n"
+
+
+def test_a_run_that_ends_before_it_has_a_directory_keeps_its_status_and_its_logs(cloud, capfd, monkeypatch):
+    """A library is missing on the hosts, say: nothing is in the bucket, now or later."""
+    monkeypatch.setattr(steps, "HOSTS_S", 20)
+    (cloud / "size").write_text("2")
+    attempts(cloud, 'rm -r "$run"; echo "podracer: envpool is not installed"; exit 2')
+    began = time.monotonic()
+    assert launch(*WHERE, *POD, *TRAIN) == 2
+    assert time.monotonic() - began < 20 and verbs(cloud).count("rsync") == 1 and verbs(cloud)[-1] == "delete"
+    assert "not all of the run could be fetched" in capfd.readouterr().err
+    for host in (0, 1):
+        assert (pathlib.Path("runs/run1") / f"train-{host}.log").read_text() == "podracer: envpool is not installed\n"
+
+
+def test_a_slice_that_was_taken_away_is_asked_for_again_and_again(cloud):
+    """The cloud does not answer, or its answer is lost when all is done."""
+    away = 'echo SUSPENDED > "$FAKE_CLOUD/state"; printf \'{"queued-resources create": 2}\' > "$FAKE_CLOUD/flaky"'
+    attempts(cloud, away, "exit 0")
+    (cloud / "always").write_text("ACTIVE")
+    assert launch(*WHERE, *POD, "--max-restarts", "1", *TRAIN) == 0
+    assert verbs(cloud).count("create") == 4
 
 
 def test_without_gcloud_a_dry_run_works_and_nothing_else(cloud, monkeypatch, capfd):

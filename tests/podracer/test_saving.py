@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -21,6 +22,7 @@ import anakin
 from podracer import checkpoint, claim, manifest, saving, sinks
 from podracer.claim import Claim
 from podracer.errors import NotSaved, UserError
+from podracer.interruption import Interruption
 from podracer.saving import Saver
 from podracer.settings import RunSettings
 from tests.anakin import tiny
@@ -339,6 +341,32 @@ def test_a_run_whose_checkpoints_cannot_be_read_is_not_begun_anew(tmp_path, what
     assert (directory / "metrics.jsonl").read_bytes() == rows and (directory / "config.json").read_bytes() == config
     damaged.write_bytes(good)
     assert train(directory, total_steps=160, or_resume=True).steps == 160
+
+
+def test_a_run_that_was_killed_before_its_last_score_makes_up_for_it(tmp_path):
+    """It is finished only with the row of its best params; another end is named by who stops before it."""
+    directory = tmp_path / "run"
+    train(directory, total_steps=80)
+    path = directory / "metrics.jsonl"
+    rows = path.read_text().splitlines(keepends=True)
+    assert [row for row in rows if "absolute_" in row] == rows[-1:]
+    with pytest.raises(UserError, match="is finished: it has 80 of 80 steps"):
+        anakin.resume(directory, cores=2, sinks=[])
+    path.write_text("".join(rows[:-1]))
+    assert anakin.resume(directory, cores=2, sinks=[]).absolute_score is not None
+    assert [row for row in path.read_text().splitlines(keepends=True) if "absolute_" in row] == rows[-1:]
+    with pytest.raises(UserError, match="is finished"):
+        anakin.resume(directory, cores=2, sinks=[])
+
+
+def test_who_stops_before_another_end_than_the_first_says_how_to_go_on_to_it(tmp_path):
+    train(tmp_path / "run", total_steps=80)
+    for total_steps, flag in ((80, ""), (160, " --total-steps 160")):
+        interruption = Interruption()
+        interruption.signal = signal.SIGINT
+        with pytest.raises(KeyboardInterrupt) as error:
+            interruption.leave(tmp_path / "run", 40, total_steps)
+        assert str(error.value) == f"stopped at 40 steps; go on with: podracer resume {tmp_path}/run{flag}"
 
 
 def test_a_killed_run_stands_in_nobodys_way(tmp_path):
