@@ -9,7 +9,7 @@ import signal
 import sys
 from typing import Any, Literal
 
-from launch import prices, project, rehearsal, remote, slices
+from launch import agent_key, prices, project, rehearsal, remote, slices
 from launch.compute import InstanceGroup
 from launch.lifecycle import Launch
 from launch.parse import parse
@@ -87,6 +87,8 @@ def main(arguments: list[str]) -> None:
         if piece is not None and piece.hosts > 1 and options.bucket is None and step in (None, "create", "start"):
             raise UserError(needs_bucket(piece))
         require("gcloud")
+        if piece is not None and piece.hosts > 1 and step in (None, "create"):
+            agent_key.check()
     if command:
         place = rehearsal.on_slice(piece) if piece else rehearsal.Place(1, platforms=("tpu",))
         source = pathlib.Path(options.source)

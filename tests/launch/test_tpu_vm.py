@@ -401,6 +401,31 @@ def test_nothing_is_started_twice(cloud, capfd):
     assert launch("delete", *WHERE) == 0
 
 
+def test_an_ssh_agent_without_gclouds_key_is_refused_before_anything_costs_money(cloud, monkeypatch, tmp_path, capfd):
+    """gcloud says so once the slice is there; without an agent, and on one host, it goes on."""
+    bin_, key = tmp_path / "bin", tmp_path / ".ssh" / "google_compute_engine"
+    monkeypatch.setenv("HOME", str(tmp_path))
+    executable(bin_ / "ssh-keygen", '#!/bin/sh\n[ -e "$2" ] && echo "3072 SHA256:mine me@here (RSA)"\n')
+    for held, there, says in (
+        (
+            "echo '256 SHA256:other me@here (ED25519)'",
+            False,
+            "First: ssh-keygen -t rsa -N '' -f ~/.ssh/google_",
+        ),
+        ("echo '256 SHA256:other me@here (ED25519)'", True, "First: ssh-add ~/.ssh/google_compute_engine"),
+        ("echo '3072 SHA256:mine me@here (RSA)'", True, None),
+        ("echo 'The agent has no identities.'; exit 1", True, None),
+    ):
+        executable(bin_ / "ssh-add", f"#!/bin/sh\n{held}\n")
+        key.parent.mkdir(exist_ok=True)
+        if there:
+            key.write_text("")
+        status = launch("create", *WHERE, *POD)
+        assert status == (2 if says else 0) and (says or "") in capfd.readouterr().err
+        assert (cloud / "state").exists() == (says is None)
+        launch("delete", *WHERE)
+
+
 def test_one_host_needs_no_bucket(cloud):
     """Its run comes back as one file, with the log."""
     attempts(cloud, "echo 1,000 steps")
