@@ -9,7 +9,7 @@ import statistics
 import time
 from typing import Any, NamedTuple
 
-from podracer import config
+from podracer import config, plugins
 from podracer.errors import UserError, check_number
 
 FROM = "A run directory, or a JSON file of podracer bench, to take the measurement from."  # help of --from
@@ -88,8 +88,11 @@ def of_run(path: pathlib.Path) -> Rate:
 def _reduces(content: dict[str, Any]) -> int | None:
     """By the recipe in what a run or a measurement says of itself."""
     recipe = content.get("recipe") or {}
+    name = recipe.get("agent", "")
+    if plugins.is_reference(name):  # a file of the user's, which may say anything
+        return None
     try:
-        default = config.default_of(config.agent_maker(recipe.get("agent", "")), "config")
+        default = config.default_of(config.agent_maker(name), "config")
     except UserError:  # of a library that is not here
         return None
     chosen = recipe.get("agent_config") or {}
