@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import json
 import pathlib
@@ -136,12 +137,11 @@ def _learning(host: list[Any], acting: int, name: str) -> list[Any]:
 
 
 def _compile(title: str, traced: Any, updates: int, cores: int, topology: Topology) -> Program:
-    import jax
 
-    started, kept = time.perf_counter(), jax.config.jax_enable_compilation_cache  # pyright: ignore
-    jax.config.update("jax_enable_compilation_cache", False)  # it can load only what runs here
+    started = time.perf_counter()
     try:
-        compiled = traced.lower().compile()
+        with _without_compilation_cache():
+            compiled = traced.lower().compile()
     except Exception as error:
         text = " ".join(str(error).split())
         if "RESOURCE_EXHAUSTED" not in text and "memory" not in text.lower():
@@ -151,9 +151,23 @@ def _compile(title: str, traced: Any, updates: int, cores: int, topology: Topolo
             f"{title}: it does not fit {topology.name}, {topology.memory_bytes / 2**30:.0f} GiB per core "
             f"({found[0] if found else text[:200]}). {REMEDY}"
         ) from None
+    return Program(title, traced, compiled, time.perf_counter() - started, updates, cores)
+
+
+@contextlib.contextmanager
+def _without_compilation_cache() -> Iterator[None]:
+    """Nothing is read from it and nothing kept there: it can load only what runs here."""
+    import jax
+    from jax.experimental.compilation_cache import compilation_cache
+
+    kept = jax.config.jax_enable_compilation_cache  # pyright: ignore
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()  # it asks for the setting only once
+    try:
+        yield
     finally:
         jax.config.update("jax_enable_compilation_cache", kept)
-    return Program(title, traced, compiled, time.perf_counter() - started, updates, cores)
+        compilation_cache.reset_cache()
 
 
 REMEDY = "Lower the batch size, the unroll length, the width of the network or the replay, or take more cores."
@@ -212,7 +226,10 @@ def _lines(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     yield "between cores", f"{reduced / 1e6:,.3f} MB reduced per update; parameters are {params / 1e6:,.3f} MB"
     for each in found["collectives"]:
         arrays = f"{each['arrays']} array{'s' if each['arrays'] > 1 else ''}"
-        mark = " (the gradients)" if each["num_bytes"] >= params else ""
+        if each["per_call"] and found["updates_per_call"] > 1:
+            mark = f" (once per call of {found['updates_per_call']:,} updates)"
+        else:
+            mark = " (the gradients)" if each["num_bytes"] >= params else ""
         yield "", f"{each['kind']} of {arrays}, {each['num_bytes']:,} bytes{mark}"
     yield "host", ", ".join(found["host"]) or "nothing inside the program asks it"
 

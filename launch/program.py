@@ -34,6 +34,7 @@ class Collective(NamedTuple):
     kind: str  # all-reduce, all-gather, ...
     arrays: int
     num_bytes: int
+    per_call: bool  # outside of every loop: once per call, of many updates
 
 
 def work(jaxpr: Any) -> Work:
@@ -91,15 +92,17 @@ def _num_bytes(aval: Any) -> int:
 
 def collectives(text: str) -> list[Collective]:
     """The instructions of a compiled program (`compiled.as_text()`) that move data between cores."""
-    found = []
+    found, outside = [], False
     for line in text.splitlines():
+        if line.endswith("{"):  # a computation begins; what is not the program's own is the body of a loop or a branch
+            outside = line.startswith("ENTRY")
         match = COLLECTIVE.search(line)
         if match is None:
             continue
         arrays = [_array_bytes(*each) for each in ARRAY.findall(match["result"])]
         if match["start"] and match["kind"] != "all-reduce":
             arrays = arrays[len(arrays) // 2 :]  # (operands, results)
-        found.append(Collective(match["kind"], len(arrays), round(sum(arrays))))
+        found.append(Collective(match["kind"], len(arrays), round(sum(arrays)), outside))
     return found
 
 

@@ -31,6 +31,19 @@ def compiled(capfd, slice_: str, command: str) -> dict:
     return json.loads(capfd.readouterr().out)
 
 
+@pytest.fixture
+def restored_cache():
+    """JAX's own functions of its cache, whose folder is what it was, afterwards."""
+    from jax.experimental.compilation_cache import compilation_cache
+
+    kept = jax.config.jax_compilation_cache_dir, jax.config.jax_persistent_cache_min_compile_time_secs
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
+    yield compilation_cache
+    jax.config.update("jax_compilation_cache_dir", kept[0])
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", kept[1])
+    compilation_cache.reset_cache()
+
+
 @needs_compiler
 @pytest.mark.slow
 @pytest.mark.parametrize(
@@ -49,12 +62,29 @@ def test_a_program_for_a_slice_fits_and_sends_its_gradients_once(capfd, topology
     assert found["cores"] == cores
     assert found["fits"] and 0 < found["memory_bytes"] < 0.9 * found["memory_of_core_bytes"]
     assert {each["kind"] for each in found["collectives"]} == {"all-reduce"}
-    sizes = sorted(each["num_bytes"] for each in found["collectives"])
+    once = found["updates_per_call"] > 1  # metrics of all updates of a call are averaged after its last
+    summed = [each["num_bytes"] for each in found["collectives"] if once and each["per_call"]]
+    assert sum(summed) <= 1_000 * found["updates_per_call"]
+    sizes = sorted(each["num_bytes"] for each in found["collectives"] if not (once and each["per_call"]))
     # In float32. A few of the numbers that are averaged anyway may be in the same instruction.
     assert found["param_bytes"] <= sizes[-1] <= found["param_bytes"] + 64
     assert sum(sizes[:-1]) < 1_000
     assert found["param_bytes"] <= found["reduced_bytes_per_update"] < found["param_bytes"] + 1_000
     assert found["host"] == []
+
+
+@needs_compiler
+def test_programs_for_slices_stay_out_of_the_compilation_cache(capfd, tmp_path, restored_cache):
+    """One kept there could not be loaded by the next command, on a machine without the slice."""
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path))
+    restored_cache.reset_cache()
+    jax.jit(lambda x: jnp.sin(x) @ x)(jnp.ones((5, 5)))  # JAX decides at its first program whether to use the cache
+    before = sorted(tmp_path.iterdir())
+    assert before
+    compiled(capfd, "v3:2x2", ANAKIN)
+    assert {path.name for path in tmp_path.iterdir() if "call" in path.name} == set()
+    jax.jit(lambda x: jnp.cos(x) @ x)(jnp.ones((6, 6)))
+    assert len(list(tmp_path.glob("*lambda*"))) > len([path for path in before if "lambda" in path.name])
 
 
 @needs_compiler
@@ -152,9 +182,9 @@ def test_the_instructions_of_a_compiled_program_are_found():
     cores = mesh.make(4)
     over = jax.jit(mesh.over_cores(lambda x: mesh.total(x, mesh.CORE), cores, mesh.SHARDED, mesh.REPLICATED))
     text = over.trace(jnp.ones((8, 3))).lower().compile().as_text()
-    assert program.collectives(text) == [program.Collective("all-reduce", 1, 2 * 3 * 4)]
+    assert program.collectives(text) == [program.Collective("all-reduce", 1, 2 * 3 * 4, True)]
     line = "  %x = (bf16[4,8]{1,0}, bf16[16,8]{1,0}) all-gather-start(%y), dimensions={0}"
-    assert program.collectives(line) == [program.Collective("all-gather", 1, 16 * 8 * 2)]
+    assert program.collectives(line) == [program.Collective("all-gather", 1, 16 * 8 * 2, False)]
     line = "  %x = (f32[4]{0}, pred[3]{0}, s8[]) all-reduce(%a, %b, %c), to_apply=%add"
-    assert program.collectives(line) == [program.Collective("all-reduce", 3, 16 + 3 + 1)]
+    assert program.collectives(line) == [program.Collective("all-reduce", 3, 16 + 3 + 1, False)]
     assert program.talks_to_host("  %x = token[] infeed(%y)\n  %a = f32[] add(%b, %c)") == ["infeed"]

@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import itertools
+import os
+import platform
+import subprocess
+import sys
 from functools import partial
 
 import jax
@@ -73,6 +77,19 @@ def test_rounds_equal_halving_with_survivors_fixed_at_the_start_of_a_phase(actio
             np.testing.assert_allclose(output.action_weights[b], expected[1], atol=2e-5)
             np.testing.assert_array_equal(found.visit_counts[b], expected[2])
             np.testing.assert_allclose(found.value[b], expected[3], atol=1e-5)
+
+
+X86 = platform.machine() == "x86_64"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("flags", ["", "--xla_cpu_max_isa=AVX2"] if X86 else [""], ids=lambda flags: flags or "all")
+def test_so_they_do_as_users_compile_them(flags):
+    """The test before this one by the code generator that users get, for this processor and one without AVX-512."""
+    environment = os.environ | {"COMPILE_AS_USERS": "1", "XLA_FLAGS": flags}
+    command = [sys.executable, "-m", "pytest", "-p", "no:cacheprovider", "-k", "halving_with_survivors", __file__]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0 and "4 passed" in done.stdout, done.stdout[-3000:]
 
 
 @pytest.mark.parametrize(("sims", "calls"), [(16, 1), (32, 4)])
