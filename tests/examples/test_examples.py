@@ -43,8 +43,7 @@ def _run(arguments: list[str], folder: Path) -> subprocess.CompletedProcess:
     quick = {"JAX_COMPILATION_CACHE_DIR": str(ROOT / ".cache" / "xla"), "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"}
     quick["JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"] = "0"
     quick["JAX_NUM_CPU_DEVICES"] = "1"  # two at a time, without waiting for each other
-    # The tests' own number of cores is not the examples'.
-    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"} | quick
+    environment = os.environ | quick
     command = [sys.executable, *arguments]
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240)
 

@@ -298,9 +298,12 @@ def test_install_and_start_are_tried_again(cloud):
 
 
 def test_what_a_host_itself_cannot_do_is_not_tried_again(cloud, capfd):
+    """But by the host itself, a few times: a registry may be out of reach for a moment."""
     executable(cloud / "hostbin" / "python3", "#!/bin/sh\necho 'No matching distribution' >&2\nexit 1\n")
+    executable(cloud / "hostbin" / "sleep", f'#!/bin/sh\necho "$@" >> {cloud}/waits\n')
     assert launch(*WHERE, *ONE, *TRAIN) == 1
     assert verbs(cloud) == ["create", "scp", "ssh", "delete"]
+    assert (cloud / "waits").read_text().split() == ["5", "20", "60"]
     assert capfd.readouterr().err.splitlines()[-1].endswith("status 1: No matching distribution")
 
 
