@@ -137,7 +137,6 @@ def _learning(host: list[Any], acting: int, name: str) -> list[Any]:
 
 
 def _compile(title: str, traced: Any, updates: int, cores: int, topology: Topology) -> Program:
-
     started = time.perf_counter()
     try:
         with _without_compilation_cache():

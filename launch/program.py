@@ -94,7 +94,7 @@ def collectives(text: str) -> list[Collective]:
     """The instructions of a compiled program (`compiled.as_text()`) that move data between cores."""
     found, outside = [], False
     for line in text.splitlines():
-        if line.endswith("{"):  # a computation begins; what is not the program's own is the body of a loop or a branch
+        if line.endswith("{") and not line.startswith(" "):  # a computation: the program's own, or of a loop or branch
             outside = line.startswith("ENTRY")
         match = COLLECTIVE.search(line)
         if match is None:

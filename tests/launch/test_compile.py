@@ -183,6 +183,10 @@ def test_the_instructions_of_a_compiled_program_are_found():
     over = jax.jit(mesh.over_cores(lambda x: mesh.total(x, mesh.CORE), cores, mesh.SHARDED, mesh.REPLICATED))
     text = over.trace(jnp.ones((8, 3))).lower().compile().as_text()
     assert program.collectives(text) == [program.Collective("all-reduce", 1, 2 * 3 * 4, True)]
+    again = lambda x: jax.lax.scan(lambda x, _: (jnp.sin(mesh.total(x, mesh.CORE)), None), x, None, 5)[0]
+    looped = jax.jit(mesh.over_cores(again, cores, mesh.SHARDED, mesh.SHARDED))
+    text = looped.trace(jnp.ones((8, 3))).lower().compile().as_text()
+    assert program.collectives(text) == [program.Collective("all-reduce", 1, 2 * 3 * 4, False)]
     line = "  %x = (bf16[4,8]{1,0}, bf16[16,8]{1,0}) all-gather-start(%y), dimensions={0}"
     assert program.collectives(line) == [program.Collective("all-gather", 1, 16 * 8 * 2, False)]
     line = "  %x = (f32[4]{0}, pred[3]{0}, s8[]) all-reduce(%a, %b, %c), to_apply=%add"
