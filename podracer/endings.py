@@ -24,20 +24,22 @@ from podracer.service import POLL_MS, PeerLost, left, state
 
 FAILED = "podracer/failed"
 GRACE_S = 1.0  # for a program to see by itself what ended another host
-FAREWELL_S = 2.0  # for the others to say what they see, before the first host takes the service away
+FAREWELL_S = 3.0  # for the others to say what they see and to end, before the first host takes the service away
 # What errors of a broken collective or of the coordination service say.
 BROKEN = ("Gloo", "onnection reset", "onnection closed", "oordination", "heartbeat", "UNAVAILABLE", "Socket closed")
 
 _watching = watchdog.flag()  # set: nobody watches the others any more
 _polls, _manager = 0, None
+_lines: dict[int, socket.socket] = {}  # of the first host to all, of the others to the first
 
 
 def prepare(lines: dict[int, socket.socket]) -> None:
     """To be called once the hosts are connected; `lines` are the connections of the roll call."""
     _take_manager()
+    _lines.update(lines)
     sys.excepthook = _end_all
     watchdog.beside(_watch, "hosts")
-    watchdog.beside(lambda: _listen(lines), "lines")
+    watchdog.beside(_listen, "lines")
 
 
 def preempted() -> bool:
@@ -91,10 +93,7 @@ def leave(status: int, why: str = "") -> NoReturn:
         if mine > 0:
             client.key_value_set(left(mine), str(status))
         else:
-            deadline = time.monotonic() + FAREWELL_S
-            for host in range(1, state().num_processes):
-                left_ms = max(int(1000 * (deadline - time.monotonic())), 1)
-                client.blocking_key_value_get(left(host), left_ms)
+            _await_ends(client, time.monotonic() + FAREWELL_S)
     os._exit(status)
 
 
@@ -108,6 +107,20 @@ def disconnect() -> None:
             _manager.shutdown()
             _manager = None
         jax.distributed.shutdown()
+
+
+def _await_ends(client: Any, deadline: float) -> None:
+    """On the first host: until all others have ended, or the time is up.
+
+    That they say so is not enough: JAX aborts a process that lives on for a moment after the service is gone, and its
+    own status is lost. The kernel closes the connections of one that has ended.
+    """
+    seconds_left = lambda: max(deadline - time.monotonic(), 0.001)
+    for host in set(range(1, state().num_processes)) - set(_lines):
+        client.blocking_key_value_get(left(host), int(1000 * seconds_left()))
+    there = list(_lines.values())
+    while there and (closed := select.select(there, [], [], seconds_left())[0]):
+        there = [connection for connection in there if connection not in closed]
 
 
 def _end_all(kind: type[BaseException], error: BaseException, trace: Any) -> None:
@@ -132,9 +145,9 @@ def _watch() -> None:
             leave(exits.PEER_LOST)
 
 
-def _listen(lines: dict[int, socket.socket]) -> None:
+def _listen() -> None:
     """Runs beside the program: says for the hosts whose connections the kernel closes that they are gone."""
-    left_to = dict(lines)
+    left_to = dict(_lines)
     while left_to and not _watching.is_set():
         select.select(list(left_to.values()), [], [])  # nobody sends anything: it is the end of one
         for host, connection in list(left_to.items()):

@@ -194,6 +194,27 @@ def test_an_exception_on_one_host_ends_all_within_seconds():
     assert ends[1][2].strip().splitlines()[-1] == "ValueError: the second host fails here"
 
 
+SLOW_TO_END = """
+import os, sys, time
+from podracer import hosts
+hosts.connect(sys.argv[1], 3, int(sys.argv[2]))
+hosts.from_first("start", None)
+if hosts.index() > 0:
+    ends = os._exit
+    os._exit = lambda status: (time.sleep(1.5), ends(status))
+hosts.leave(2, "they disagree")
+"""
+
+
+def test_the_first_host_stays_until_the_others_have_ended():
+    """Those that need a moment between their last word and their end still end with their own status."""
+    address = f"127.0.0.1:{free_port()}"
+    processes = [start(["-c", SLOW_TO_END, address, host], JAX_PLATFORMS="cpu") for host in range(3)]
+    with running(*processes):
+        ends = [end(process, 60) for process in processes]
+    assert [status for status, _, _ in ends] == [2, 2, 2], ends
+
+
 @pytest.mark.parametrize("index", [0, 1])
 def test_a_host_that_stands_still_is_noticed_by_the_others(index, tmp_path):
     """It lives, and answers to no one: the other calls it a stall, with its stacks, and the launcher ends them all.
