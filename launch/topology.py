@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-import os
 import re
 from typing import Any, NamedTuple
 
 from launch.slices import generations, parse
+from podracer import places
 from podracer.errors import UserError, closest
 
 EXAMPLES = "v3:32x32 (2,048 cores), v5e:16x16 (256), v6e:2x4 (8)"
@@ -62,9 +62,7 @@ def describe(name: str, shape: list[int], slices: int = 1) -> Topology:
     """
     from jax.experimental import topologies
 
-    # It would look for the machine it runs on, and say at length that it finds none.
-    machine = {"SKIP_MDS_QUERY": "1", "WORKER_HOSTNAMES": "localhost", "ACCELERATOR_TYPE": "v5litepod-4"}
-    os.environ.update({f"TPU_{key}": value for key, value in machine.items() if f"TPU_{key}" not in os.environ})
+    places.quiet_libtpu()
     try:
         import libtpu  # noqa: F401  # pyright: ignore[reportMissingImports]
     except ImportError:

@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from podracer import hosts
+from podracer import hosts, places
 from podracer.errors import UserError, check_number
 
 CORE = "core"
@@ -87,6 +87,8 @@ def start_backend(platform: str | None = None, cores: int | None = None) -> None
         raise UserError(f"platform is '{platform}'; expected cpu, gpu or tpu. Leave it out to take what is there.")
     if platform is not None:
         jax.config.update("jax_platforms", {"gpu": "cuda"}.get(platform, platform))
+    elif not places.has_tpu():  # JAX tries it all the same, where `podracer compile` has it installed
+        places.quiet_libtpu()
     check_number("cores", cores, minimum=1)
     wanted = cores or physical_cores()
     if hosts.count() > 1 and "xla_cpu_collective_call_terminate" not in os.environ.get("XLA_FLAGS", ""):

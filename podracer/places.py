@@ -82,9 +82,21 @@ def _detected() -> Place | None:
     return Place(address, hosts, host)
 
 
+def quiet_libtpu() -> None:
+    """Tell libtpu, once it is loaded, of a machine: else it looks for the one it is on, and says at length that it
+    finds none. To be called where there is no TPU, or where none is wanted."""
+    machine = {"SKIP_MDS_QUERY": "1", "WORKER_HOSTNAMES": "localhost", "ACCELERATOR_TYPE": "v5litepod-4"}
+    for key, value in machine.items():
+        os.environ.setdefault(f"TPU_{key}", value)
+
+
+def has_tpu() -> bool:
+    """Whether this machine has the device files of a TPU (or others of their names)."""
+    return os.path.isdir("/dev/vfio") or os.path.exists("/dev/accel0")
+
+
 def _on_cloud_tpu() -> bool:
-    chips = os.path.isdir("/dev/vfio") or os.path.exists("/dev/accel0")
-    if not chips or "cpu" in os.environ.get("JAX_PLATFORMS", "") or "TPU_SKIP_MDS_QUERY" in os.environ:
+    if not has_tpu() or "cpu" in os.environ.get("JAX_PLATFORMS", "") or "TPU_SKIP_MDS_QUERY" in os.environ:
         return False
     from jax._src.cloud_tpu_init import running_in_cloud_tpu_vm
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from podracer import mesh
+from podracer import mesh, places
 
 # Most of the suite's time is compilation of programs that run for a moment, so they are compiled the quick way: what
 # they mean does not depend on it. Tests of learning run long enough to pay for the optimizations that users get.
@@ -22,8 +22,7 @@ if not AS_USERS and platform.machine() == "x86_64" and jax.__version_info__ < (0
     quick = "--xla_cpu_use_fusion_emitters=false --xla_cpu_max_isa=AVX"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {quick}".strip()
 
-# The TPU compiler looks for the machine it is on as soon as JAX starts, and says at length that it finds none.
-os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_ACCELERATOR_TYPE": "v5litepod-4"}
+places.quiet_libtpu()  # for JAX in subprocesses, too
 
 mesh.start_backend("cpu", 8)
 jax.config.update("jax_compilation_cache_dir", str(Path(__file__).parents[1] / ".cache" / "xla"))

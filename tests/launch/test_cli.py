@@ -15,6 +15,7 @@ import jax
 import pytest
 
 from launch import cli
+from podracer import places
 from podracer.checkpoint import Checkpoints
 from tests.launch.hosts import free_port
 
@@ -63,6 +64,17 @@ def mistake(podracer):
         return err
 
     return run
+
+
+@pytest.mark.skipif(places.has_tpu(), reason="there is a TPU")
+def test_the_tpu_compiler_is_quiet_where_there_is_no_tpu():
+    """Where it is installed for `podracer compile`, JAX tries it first, and it speaks of all it does not find."""
+    users = {name: value for name, value in environment().items() if not name.startswith(("TPU_", "JAX_PLATFORMS"))}
+    line = "launch.cli train anakin --env catch --agent a2c --env.colums 3"
+    words = [sys.executable, "-m", *line.split()]
+    done = subprocess.run(words, env=users, capture_output=True, text=True, timeout=60)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert done.stderr.startswith("podracer: catch has no option 'colums'") and done.stderr.count("\n") == 1
 
 
 # Help
