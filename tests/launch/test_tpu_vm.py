@@ -506,7 +506,7 @@ def test_a_run_that_ends_before_it_has_a_directory_keeps_its_status_and_its_logs
     """A library is missing on the hosts, say: nothing is in the bucket, now or later."""
     monkeypatch.setattr(steps, "HOSTS_S", 20)
     (cloud / "size").write_text("2")
-    attempts(cloud, 'rm -r "$run"; echo "podracer: envpool is not installed"; exit 2')
+    attempts(cloud, 'rm -rf "$run"; echo "podracer: envpool is not installed"; exit 2')
     began = time.monotonic()
     assert launch(*WHERE, *POD, *TRAIN) == 2
     assert time.monotonic() - began < 20 and verbs(cloud).count("rsync") == 1 and verbs(cloud)[-1] == "delete"
